@@ -1,0 +1,106 @@
+"""TelemetryConfig: every setting of a monitor, checked once, when it is made."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from moe_telemetry.environment import fields_from_env
+from moe_telemetry.errors import ConfigError
+
+__all__ = ["TelemetryConfig", "run_id_of_launcher"]
+
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_RESERVED_LABELS = frozenset({"run", "stage", "block", "layer", "expert", "exporter", "outcome", "version"})
+_RUN_VARIABLES = ("WANDB_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TelemetryConfig:
+    """Settings of a monitor.
+
+    Every field can also be set by an environment variable, `MOE_TELEMETRY_<FIELD>`, which
+    `from_env` reads. Raises `ConfigError` naming the field, the value and what is allowed.
+    """
+
+    every_n_steps: int = 10
+    """Calls of `step()` between two reductions."""
+
+    run: str | None = None
+    """Id of the run. None takes the launcher's (W&B, torchrun, Slurm) or makes one, the same on all ranks."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Constant labels of every exported series."""
+
+    per_expert: bool = False
+    """Export one series an expert, `moe_expert_assignments_total`."""
+
+    max_series: int = 50_000
+    """Largest number of series in one export; per-expert series beyond it are cut and counted."""
+
+    process_group: Any = None
+    """The `torch.distributed` group to reduce over; None is the world."""
+
+    token_replicas: Any = None
+    """The ranks that see the same tokens as this one (a process group, or global rank numbers, this
+    rank among them), as under tensor parallelism with replicated routers: they are counted once."""
+
+    rank_timeout_seconds: float = 60.0
+    """How long a reduction waits for the last rank before it is given up."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check_at_least("every_n_steps", self.every_n_steps, 1)
+        _check_at_least("max_series", self.max_series, 0)
+        if not isinstance(self.rank_timeout_seconds, (int, float)) or not self.rank_timeout_seconds > 0:
+            raise ConfigError(f"rank_timeout_seconds={self.rank_timeout_seconds!r}: expected seconds above 0")
+        if self.run is not None and (not isinstance(self.run, str) or not self.run):
+            raise ConfigError(f"run={self.run!r}: expected a non-empty string, or None to choose one")
+        if not isinstance(self.per_expert, bool):
+            raise ConfigError(f"per_expert={self.per_expert!r}: expected True or False")
+        _check_labels(self.labels)
+        if isinstance(self.token_replicas, Sequence) and not self.token_replicas:
+            raise ConfigError("token_replicas=[]: expected at least this rank's own number, or None")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> TelemetryConfig:
+        """Return the settings that `MOE_TELEMETRY_*` variables make, defaults elsewhere."""
+        return cls(**fields_from_env(cls, "MOE_TELEMETRY_", environ))
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> TelemetryConfig:
+        """Return a copy with some fields replaced.
+
+        Raises:
+            ConfigError: a name is no field, or a value is not allowed.
+        """
+        known = [item.name for item in fields(self)]
+        if unknown := sorted(set(overrides) - set(known)):
+            raise ConfigError(f"unknown setting {', '.join(unknown)}; known settings: {', '.join(known)}")
+        return replace(self, **overrides)
+
+
+def run_id_of_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the id under which W&B, torchrun or Slurm knows this run, if one of them started it."""
+    for variable in _RUN_VARIABLES:
+        # torchrun without a rendezvous id writes the word "none"
+        if (value := environ.get(variable)) and value != "none":
+            return value
+    return None
+
+
+def _check_at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r}: expected a whole number, {least} or more")
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for name, value in labels.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name) or name.startswith("__"):
+            raise ConfigError(f"labels: {name!r} is no label name; letters, digits and _ are allowed")
+        if name in _RESERVED_LABELS:
+            raise ConfigError(f"labels: {name!r} is a label of moe-telemetry itself; choose another name")
+        if not isinstance(value, str):
+            raise ConfigError(f"labels: the value of {name!r} is {value!r}; expected a string")

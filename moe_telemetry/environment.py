@@ -1,0 +1,63 @@
+"""Read the fields of a dataclass from environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from moe_telemetry.errors import ConfigError
+
+__all__ = ["fields_from_env"]
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the fields of the dataclass `cls` that the environment sets.
+
+    The field `port` is read from `<prefix>PORT`. Fields of type str, int, float and bool (and of
+    these or None) can be set, and `Mapping[str, str]` as `key=value,key=value`.
+
+    Raises:
+        ConfigError: a variable's text is no value of its field's type.
+    """
+    hints = get_type_hints(cls)
+    values = {}
+    for item in fields(cls):
+        variable = prefix + item.name.upper()
+        if (text := environ.get(variable)) is not None and item.init:
+            values[item.name] = _parse(text, hints[item.name], variable)
+    return values
+
+
+def _parse(text: str, hint: object, variable: str) -> object:
+    kinds = {hint, *getattr(hint, "__args__", ())}
+    try:
+        if bool in kinds:
+            return _WORDS[text.strip().lower()]
+        if int in kinds:
+            return int(text)
+        if float in kinds:
+            return float(text)
+        if getattr(hint, "__origin__", None) is not None and str(hint).startswith("collections.abc.Mapping"):
+            return dict(_pair(item) for item in text.split(",") if item)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{variable}={text!r} is not of the form {_form(kinds)}") from error
+    return text
+
+
+def _pair(item: str) -> tuple[str, str]:
+    key, separator, value = item.partition("=")
+    if not separator:
+        raise ValueError(item)
+    return key.strip(), value.strip()
+
+
+def _form(kinds: set[object]) -> str:
+    if bool in kinds:
+        return "true or false"
+    if int in kinds:
+        return "a whole number"
+    return "a number" if float in kinds else "key=value,key=value"
