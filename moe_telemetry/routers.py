@@ -69,8 +69,8 @@ class RouterSite:
     key: RouterKey
     name: str
     """The module's name in the model, for messages."""
-    module: nn.Module
-    """The module to hook."""
+    module: nn.Module | None
+    """The module to hook; None for a router that is fed by `Monitor.observe` alone."""
     num_experts: int
     top_k: int | None = None
     read: ReadCall

@@ -1,0 +1,76 @@
+"""Which tokens are real: the mask that the running forward was given, or that the user states."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["MaskTap", "TokenMask", "mask_position"]
+
+
+class TokenMask:
+    """The validity mask in force, shared by all hooks of a monitor.
+
+    Models call models (a language model within a vision-language model), so the masks of running
+    forwards form a stack; a mask that the user states wins over all of them.
+    """
+
+    def __init__(self) -> None:
+        self.stated: Tensor | None = None
+        self._running: list[Tensor | None] = []
+
+    @property
+    def current(self) -> Tensor | None:
+        """The mask to count by, None where every token is real."""
+        if self.stated is not None:
+            return self.stated
+        return self._running[-1] if self._running else None
+
+    def enter(self, attention_mask: object) -> None:
+        """Note the `attention_mask` argument of a forward that starts."""
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+            self._running.append(attention_mask)
+        elif attention_mask is None or not self._running:
+            self._running.append(None)
+        else:
+            # a mask already expanded for attention: the caller's own [B, S] mask still holds
+            self._running.append(self._running[-1])
+
+    def leave(self) -> None:
+        """Forget the mask of a forward that ends."""
+        if self._running:
+            self._running.pop()
+
+
+class MaskTap:
+    """Where one model's forward takes its `attention_mask`, and the stack that it goes to."""
+
+    def __init__(self, mask: TokenMask, position: int) -> None:
+        self.mask = mask
+        self._position = position
+
+    def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note the mask of a call with these arguments."""
+        if self._position < len(args):
+            self.mask.enter(args[self._position])
+        else:
+            self.mask.enter(kwargs.get("attention_mask"))
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Leave a copy of the model without a tap."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """Leave a pickled model without a tap."""
+        return type(None), ()
+
+
+def mask_position(module: nn.Module) -> int | None:
+    """Return the position of `attention_mask` among the arguments of a forward, None where it has none."""
+    try:
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return None
+    return names.index("attention_mask") if "attention_mask" in names else None

@@ -1,0 +1,350 @@
+"""watch() and Monitor: the objects that a training loop holds.
+
+    with mt.watch(model, "prometheus", every_n_steps=10) as monitor:
+        for step, batch in enumerate(loader):
+            train(batch)
+            monitor.step(step)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_telemetry.attachment import Attachment
+from moe_telemetry.config import TelemetryConfig
+from moe_telemetry.counters import UNCOUNTED_SLOT
+from moe_telemetry.delivery import Delivery
+from moe_telemetry.discovery import Routers, no_router_error
+from moe_telemetry.errors import ConfigError, LifecycleError, MaskError, ReductionError, TelemetryError
+from moe_telemetry.history import History
+from moe_telemetry.identity import RouterKey
+from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
+from moe_telemetry.records import Health
+from moe_telemetry.reduce import Reducer, introduce
+from moe_telemetry.routers import RouterOutput
+from moe_telemetry.snapshot import Snapshot
+from moe_telemetry.taps import Tap
+from moe_telemetry.topology import Ranks
+
+__all__ = ["Monitor", "watch"]
+
+_logger = logging.getLogger("moe_telemetry")
+_open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_CLOSE_SECONDS = 10.0
+
+
+def watch(
+    model: nn.Module | Sequence[nn.Module],
+    *exporters: str | Exporter,
+    config: TelemetryConfig | None = None,
+    routers: Routers | None = None,
+    **overrides: Any,  # noqa: ANN401  # fields of TelemetryConfig, each of its own type
+) -> Monitor:
+    """Find the routers of a model, hook them, and allocate their counters.
+
+    A collective call where `torch.distributed` is initialised: every rank of the group calls it.
+
+    Args:
+        model: the model, or a list of modules (the chunks of a virtual pipeline).
+        exporters: where snapshots go: names such as `"prometheus"`, or exporter objects.
+        config: all settings; by default those of `MOE_TELEMETRY_*` variables.
+        routers: routers that no adapter knows, by module name or pattern; a number stands for
+            `RouterSpec(num_experts=number)`.
+        overrides: single fields of `TelemetryConfig`.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        NoRouterFoundError: no rank has a router.
+        RouterKeyError: two routers have one key.
+        LifecycleError: the model is watched already.
+        ExporterError: an exporter is unknown, or its package is missing.
+        ReductionError: another rank failed, differs, or does not come.
+    """
+    settings = (config or TelemetryConfig.from_env()).with_overrides(overrides)
+    resolved = [resolve_exporter(exporter) for exporter in exporters]
+    return Monitor([model] if isinstance(model, nn.Module) else list(model), resolved, settings, routers)
+
+
+class Monitor:
+    """Counts, reduces and exports what the routers of one model do; made by `watch`."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        exporters: Sequence[tuple[str, Exporter]],
+        config: TelemetryConfig,
+        routers: Routers | None = None,
+    ) -> None:
+        self._config = config
+        self._is_closed = False
+        self._process = os.getpid()
+        ranks = Ranks(config.process_group)
+        attachment, error = _attach(models, routers)
+        self._attachment = attachment
+        found = {key: tap.site.num_experts for key, tap in self._taps.items()}
+        try:
+            seat, layout, self._run = introduce(ranks, config, found, error)
+            if not layout.routers:
+                raise no_router_error(models)  # noqa: TRY301  # detach below holds for this error too
+            self._reducer = Reducer(ranks, seat, layout, list(self._taps.values()), config)
+        except TelemetryError:
+            attachment.detach()
+            raise
+        self._seat = seat
+        self._history = History(layout.routers)
+        self._delivery = Delivery(
+            [pair for pair in exporters if seat.leads_job or (seat.leads_node and exporter_scope(pair[1]) == "node")]
+        )
+        self._step: int | None = None
+        self._rollbacks = 0
+        self._num_snapshots = 0
+        self._has_checked_routers = False
+        self._overhead_seconds = 0.0
+        _open_monitors.add(self)
+
+    @property
+    def _taps(self) -> Mapping[RouterKey, Tap]:
+        return self._attachment.taps
+
+    @property
+    def routers(self) -> tuple[RouterKey, ...]:
+        """Every router of the job, in the order of the model, whichever rank owns it."""
+        return tuple(self._reducer.layout.routers)
+
+    def step(self, step: int | None = None) -> Snapshot | None:
+        """Mark the end of an optimizer step; call it on every rank.
+
+        Whenever the step number passes a multiple of `every_n_steps`, the counts of all ranks are added
+        up and exported.
+
+        Args:
+            step: the number of the step; None counts from 1.
+
+        Returns:
+            The snapshot, on ranks that export, at steps that reduce; else None.
+
+        Raises:
+            LifecycleError: the monitor is closed.
+        """
+        self._require_open()
+        started = time.perf_counter()
+        snapshot = self._advance(step)
+        self._overhead_seconds += time.perf_counter() - started
+        return snapshot
+
+    def _advance(self, step: int | None) -> Snapshot | None:
+        last = self._step
+        now = (last or 0) + 1 if step is None else step
+        if last is None:
+            last = now - 1
+        elif now <= last:
+            self._rollbacks += 1
+            _logger.warning("moe_telemetry: step() went from %d back to %d; counters go on from where they are", last, now)
+            last = now - 1
+        self._step = now
+        self._check_routers_once()
+        if now // self._config.every_n_steps == last // self._config.every_n_steps:
+            return None
+        self._attachment.follow_rebuilt_modules()
+        snapshot = self._reduce(f"step/{self._rollbacks}/{now // self._config.every_n_steps}")
+        if snapshot is not None:
+            self._delivery.put(snapshot)
+        return snapshot if self._seat.leads_node else None
+
+    def _check_routers_once(self) -> None:
+        """Report, after the first step, routers of this rank whose hook has not fired."""
+        if self._has_checked_routers:
+            return
+        self._has_checked_routers = True
+        hooked = [tap for tap in self._taps.values() if tap.site.module is not None]
+        silent = [tap.site.name for tap in hooked if tap.cells.device.type != "meta" and not tap.cells.any()]
+        if silent:
+            _logger.warning(
+                "moe_telemetry: %d of %d routers were observed in the first step; silent: %s. Call watch() before "
+                "torch.compile, and check that the model's forward calls these modules",
+                len(hooked) - len(silent),
+                len(hooked),
+                ", ".join(silent),
+            )
+
+    def snapshot(self) -> Snapshot:
+        """Add up the counts of all ranks now; a collective call: every rank makes it.
+
+        The window of the next snapshot begins here.
+
+        Raises:
+            LifecycleError: the monitor is closed.
+            ReductionError: a rank does not come within `rank_timeout_seconds`.
+        """
+        self._require_open()
+        self._num_snapshots += 1
+        snapshot = self._reduce(f"snapshot/{self._num_snapshots}")
+        if snapshot is None:
+            raise ReductionError("snapshot() needs every rank to call it; the log names the ranks that did not come")
+        return snapshot
+
+    def _reduce(self, meeting: str) -> Snapshot | None:
+        reduced = self._reducer.reduce(meeting, self._step or 0, self._slots)
+        if reduced is None:
+            return None
+        self._history.advance(reduced)
+        return self._make_snapshot(finished=False)
+
+    @property
+    def _slots(self) -> dict[str, int]:
+        return {name: slot for slot, name in enumerate(self._attachment.stages.names)}
+
+    def _make_snapshot(self, *, finished: bool) -> Snapshot:
+        layers = self._history.layers
+        return Snapshot(
+            run=self._run,
+            step=self._step or 0,
+            time=time.time(),
+            world_size=self._seat.num_ranks,
+            layers=layers,
+            health=Health(
+                routers_expected=len(layers),
+                routers_observed=sum(bool(layer.total) for layer in layers.values()),
+                run_finished=finished,
+                overhead_seconds=self._overhead_seconds,
+                skipped_reductions=self._reducer.num_skipped,
+                export_errors=self._delivery.errors,
+            ),
+            labels=self._config.labels,
+            leads=self._seat.leads_job,
+            per_expert=self._config.per_expert,
+            max_series=self._config.max_series,
+        )
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Count forwards inside the context under `stage=name`, whatever `module.training` says.
+
+        Raises:
+            ConfigError: the name is empty, or one too many for a monitor (seven).
+        """
+        self._require_open()
+        if not name:
+            raise ConfigError("stage(''): expected a name such as 'rollout'")
+        stages = self._attachment.stages
+        return stages.all_to(stages.slot_of(name))
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Count nothing inside the context."""
+        self._require_open()
+        return self._attachment.stages.all_to(UNCOUNTED_SLOT)
+
+    @contextmanager
+    def valid_tokens(self, mask: Tensor) -> Iterator[None]:
+        """State which tokens of the forwards inside are real, in place of the model's `attention_mask`.
+
+        Args:
+            mask: True (or non-zero) for real tokens, `[B, S]` or `[T]`, on the model's device.
+
+        Raises:
+            MaskError: the mask has another number of dimensions, or, in the forward, another size.
+        """
+        self._require_open()
+        if not isinstance(mask, Tensor) or mask.ndim not in (1, 2):
+            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise MaskError(f"valid_tokens: mask is {shape}; expected a tensor of shape [B, S] or [T]")
+        token_mask = self._attachment.mask
+        before, token_mask.stated = token_mask.stated, mask
+        try:
+            yield
+        finally:
+            token_mask.stated = before
+
+    def observe(
+        self,
+        layer: int | str | RouterKey,
+        expert_ids: Any,  # noqa: ANN401  # a tensor, an array, or nested lists
+        *,
+        valid: Tensor | None = None,
+        training: bool = True,
+    ) -> None:
+        """Count one router call by hand: an engine's `routed_experts`, or a fused kernel's choice.
+
+        Args:
+            layer: the router: its key, `"block.layer"`, or the number of a decoder layer.
+            expert_ids: integer ids `[..., K]`, of any integer dtype; -1 for a choice that was not made.
+            valid: True for real tokens, `[T]` or `[B, S]`; None where all are.
+            training: whether the call counts as `train` or as `eval`, outside of `stage()`.
+
+        Raises:
+            ConfigError: no such router, or ids that are no integers.
+            MaskError: `valid` is of another size.
+        """
+        self._require_open()
+        key = _key_of(layer)
+        if key not in self._taps:
+            raise ConfigError(f"observe: no router {key} on this rank; it has {', '.join(map(str, self._taps))}")
+        ids = torch.as_tensor(expert_ids)
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim < 2:
+            raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {tuple(ids.shape)}; expected integers [T, K]")
+        tap = self._taps[key]
+        tap.add(RouterOutput(expert_ids=ids.to(tap.cells.device)), valid, training=training, strict=True)
+
+    def close(self) -> None:
+        """Reduce and export a last time, flush every exporter, and leave the model as it was.
+
+        Runs by itself at the end of a `with` block and of the process; a second call does nothing.
+        Never raises: what cannot be done is logged.
+        """
+        if self._is_closed or os.getpid() != self._process:
+            return
+        self._is_closed = True
+        _open_monitors.discard(self)
+        self._attachment.detach()
+        try:
+            reduced = self._reducer.reduce("close", self._step or 0, self._slots)
+            if reduced is not None:
+                self._history.advance(reduced)
+        except Exception as error:  # noqa: BLE001  # the run ends; telemetry must not change how
+            _logger.warning("moe_telemetry: the last reduction failed: %s", error)
+        self._delivery.put(self._make_snapshot(finished=True))
+        self._delivery.close(_CLOSE_SECONDS)
+
+    def __enter__(self) -> Monitor:
+        """Return the monitor itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the monitor."""
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LifecycleError("this monitor is closed; watch() the model again to go on counting")
+
+
+def _attach(models: Sequence[nn.Module], routers: Routers | None) -> tuple[Attachment, Exception | None]:
+    """Attach to the models; on failure return an empty attachment and the error, for all ranks to hear."""
+    try:
+        return Attachment(models, routers), None
+    except TelemetryError as error:
+        return Attachment([]), error
+
+
+def _key_of(layer: int | str | RouterKey) -> RouterKey:
+    if isinstance(layer, int):
+        return RouterKey("decoder", layer)
+    return RouterKey.parse(layer) if isinstance(layer, str) else layer
+
+
+@atexit.register
+def _close_open_monitors() -> None:
+    for monitor in list(_open_monitors):
+        monitor.close()

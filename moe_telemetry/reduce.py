@@ -1,0 +1,145 @@
+"""Agree with the other ranks once, then add up everybody's counts with one collective a time."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from moe_telemetry.config import TelemetryConfig, run_id_of_launcher
+from moe_telemetry.errors import ReductionError
+from moe_telemetry.identity import RouterKey
+from moe_telemetry.packing import Layout, Packing, Reduced
+from moe_telemetry.taps import Tap
+from moe_telemetry.topology import Ranks, Seat, node_of_this_process, seat_ranks
+
+__all__ = ["Reducer", "introduce"]
+
+_logger = logging.getLogger("moe_telemetry")
+_IMPATIENT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What a rank tells the others when it attaches."""
+
+    node: str
+    every_n_steps: int
+    run: str
+    routers: Mapping[RouterKey, int]
+    error: str | None = None
+
+
+def introduce(
+    ranks: Ranks, config: TelemetryConfig, routers: Mapping[RouterKey, int], error: Exception | None
+) -> tuple[Seat, Layout, str]:
+    """Exchange what every rank found, and return this rank's seat, the common layout and the run id.
+
+    A rank that failed to attach still comes here, so that all ranks fail together.
+
+    Raises:
+        ReductionError: a rank does not come within the time-out, failed itself, or has other settings.
+    """
+    if missing := ranks.meet("watch", config.rank_timeout_seconds):
+        raise ReductionError(
+            f"watch() waited {config.rank_timeout_seconds:g} s for rank {_list(missing)} in vain: call it on every rank"
+        )
+    mine = Introduction(
+        node=node_of_this_process(),
+        every_n_steps=config.every_n_steps,
+        run=config.run or run_id_of_launcher() or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        routers=routers,
+        error=None if error is None else f"{type(error).__name__}: {error}",
+    )
+    everyone: list[Introduction] = [Introduction(**values) for values in ranks.gather(asdict(mine))]
+    if error is not None:
+        raise error
+    _check_agreement(everyone)
+    seat = seat_ranks([other.node for other in everyone], ranks.rank)
+    return seat, Layout(routers=_union(everyone), stages=("train", "eval")), everyone[0].run
+
+
+def _check_agreement(everyone: Sequence[Introduction]) -> None:
+    for rank, other in enumerate(everyone):
+        if other.error is not None:
+            raise ReductionError(f"watch() failed on rank {rank}: {other.error}")
+        if other.every_n_steps != everyone[0].every_n_steps:
+            raise ReductionError(
+                f"every_n_steps differs: {everyone[0].every_n_steps} on rank 0, {other.every_n_steps} on rank "
+                f"{rank}; set the same number on every rank"
+            )
+
+
+def _union(everyone: Sequence[Introduction]) -> dict[RouterKey, int]:
+    first_rank: dict[RouterKey, int] = {}
+    union: dict[RouterKey, int] = {}
+    for rank, other in enumerate(everyone):
+        for key, num_experts in other.routers.items():
+            if union.setdefault(key, num_experts) != num_experts:
+                raise ReductionError(
+                    f"router {key} has {union[key]} experts on rank {first_rank[key]} and {num_experts} on rank {rank}"
+                )
+            first_rank.setdefault(key, rank)
+    return {key: union[key] for key in sorted(union, key=lambda key: key.order)}
+
+
+class Reducer:
+    """Adds up the counts of all ranks; every rank calls it at the same steps."""
+
+    def __init__(self, ranks: Ranks, seat: Seat, layout: Layout, taps: Sequence[Tap], config: TelemetryConfig) -> None:
+        self._ranks = ranks
+        self._seat = seat
+        self._taps = taps
+        self._counts = ranks.first_of(config.token_replicas)
+        self._patience = config.rank_timeout_seconds
+        self.num_skipped = 0
+        self.layout = layout
+        self._packing: Packing | None = None
+
+    def reduce(self, meeting: str, step: int, slots: Mapping[str, int]) -> Reduced | None:
+        """Return the counts of all ranks since the start, or None where a rank did not come in time.
+
+        What a skipped reduction would have brought comes with the next one: counters only grow.
+        """
+        if not self._ranks.is_alive:
+            return self._give_up("the process group is destroyed already")
+        if missing := self._ranks.meet(meeting, self._patience):
+            return self._give_up(f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s")
+        reduced = self._add_up(step, slots)
+        if reduced.has_new_stages:
+            self._learn_stages(slots)
+            reduced = self._add_up(step, slots)
+        if not reduced.steps_agree:
+            _logger.warning("moe_telemetry: ranks report different steps; this rank says %d", step)
+        return reduced
+
+    def _give_up(self, reason: str) -> None:
+        self.num_skipped += 1
+        self._patience = min(self._patience, _IMPATIENT_SECONDS)
+        _logger.warning("moe_telemetry: %s: skipped; nothing is lost, training goes on", reason)
+
+    def _add_up(self, step: int, slots: Mapping[str, int]) -> Reduced:
+        if self._packing is None:
+            self._packing = Packing(self.layout, self._taps, self._seat, self._ranks.device or self._home())
+        vector = self._packing.pack(step, slots, counts=self._counts)
+        self._ranks.sum_(vector)
+        return self._packing.unpack(vector)
+
+    def _home(self) -> torch.device:
+        return self._taps[0].cells.device if self._taps else torch.device("cpu")
+
+    def _learn_stages(self, slots: Mapping[str, int]) -> None:
+        """Agree on stages that some rank has met since the last time; all ranks come here together."""
+        known = list(self.layout.stages)
+        names: set[str] = set().union(*self._ranks.gather(list(slots)))
+        self.layout = Layout(routers=self.layout.routers, stages=(*known, *sorted(names.difference(known))))
+        self._packing = None
+
+
+def _list(ranks: Sequence[Any]) -> str:
+    return ", ".join(map(str, ranks))
