@@ -6,6 +6,8 @@
         for step, batch in enumerate(loader):
             train(batch)
             monitor.step(step)
+
+The public interface is what `__all__` names.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ _logger = logging.getLogger("moe_telemetry")
 _ones_of_device: dict[torch.device, Tensor] = {}
 
 _library = torch.library.Library("moe_telemetry", "DEF")
-_library.define(
-    "count(Tensor(a!) cells_WS, Tensor slot, Tensor choices, Tensor? valid, int top_k, bool strict) -> ()"
-)
+_library.define("count(Tensor(a!) cells_WS, Tensor slot, Tensor choices, Tensor? valid, int top_k, bool strict) -> ()")
 
 
 def new_cells(num_experts: int, device: torch.device) -> Tensor:
@@ -81,8 +79,13 @@ def is_recompute() -> bool:
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001
 
 
-def _count(
-    cells_WS: Tensor, slot: Tensor, choices: Tensor, valid: Tensor | None, top_k: int, strict: bool
+def _count(  # the operator's schema has positional arguments only
+    cells_WS: Tensor,
+    slot: Tensor,
+    choices: Tensor,
+    valid: Tensor | None,
+    top_k: int,
+    strict: bool,  # noqa: FBT001
 ) -> None:
     if is_recompute():
         return
@@ -137,7 +140,7 @@ def _fit_mask(valid: Tensor, num_tokens: int, *, strict: bool) -> Tensor | None:
     """Return the mask as bool `[T]`, or None where it is for other tokens."""
     if valid.numel() == num_tokens:
         return valid.reshape(-1) > 0
-    if valid.ndim == 2 and num_tokens % valid.shape[0] == 0 and num_tokens < valid.numel():
+    if not strict and valid.ndim == 2 and num_tokens < valid.numel() and num_tokens % valid.shape[0] == 0:
         # with a key-value cache the mask covers the past too, and the router sees the newest tokens
         return valid[:, valid.shape[1] - num_tokens // valid.shape[0] :].reshape(-1) > 0
     message = f"mask of shape {tuple(valid.shape)} does not fit a router call of {num_tokens} tokens"
@@ -148,7 +151,12 @@ def _fit_mask(valid: Tensor, num_tokens: int, *, strict: bool) -> Tensor | None:
 
 
 def _count_fake(
-    cells_WS: Tensor, slot: Tensor, choices: Tensor, valid: Tensor | None, top_k: int, strict: bool
+    cells_WS: Tensor,
+    slot: Tensor,
+    choices: Tensor,
+    valid: Tensor | None,
+    top_k: int,
+    strict: bool,  # noqa: FBT001
 ) -> None:
     """Say to a tracer that the operator returns nothing."""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -40,7 +41,7 @@ def find_sites(models: Sequence[nn.Module], routers: Routers | None = None) -> l
         site for find in load_adapters() for model in models for site in find(model) if id(site.module) not in taken
     ]
     sites = sorted(stated + found, key=lambda site: site.key.order)
-    for one, other in zip(sites, sites[1:], strict=False):
+    for one, other in pairwise(sites):
         if one.key == other.key:
             raise RouterKeyError(
                 f"routers {one.name!r} and {other.name!r} both are {one.key}; tell them apart by "
@@ -61,7 +62,8 @@ def no_router_error(models: Sequence[nn.Module]) -> NoRouterFoundError:
     return NoRouterFoundError(
         f"no router found in {', '.join(type(model).__name__ for model in models)}; "
         f"{f'these look like routers: {found}' if found else 'no module looks like a router'}. "
-        f"Point at them: watch(model, routers={{{next(iter(similar), 'layers.*.gate')!r}: RouterSpec(num_experts=...)}})"
+        f"Point at them: "
+        f"watch(model, routers={{{next(iter(similar), 'layers.*.gate')!r}: RouterSpec(num_experts=...)}})"
     )
 
 
@@ -110,5 +112,3 @@ def _read_by_shape(
     """Pick the chosen experts out of a call by shape and dtype."""
     seen = output if output is not None else (*args, *kwargs.values())
     return read_output(seen, num_experts, top_k)
-
-

@@ -30,9 +30,7 @@ class History:
     def _layer(self, key: RouterKey, reduced: Reduced) -> LayerSnapshot:
         total = {stage: counts for stage, counts in reduced.totals[key].items() if not counts.is_empty}
         earlier = self._totals.get(key, {})
-        windows = {
-            stage: counts - earlier[stage] if stage in earlier else counts for stage, counts in total.items()
-        }
+        windows = {stage: counts - earlier[stage] if stage in earlier else counts for stage, counts in total.items()}
         return LayerSnapshot(
             num_experts=self._routers[key],
             total=total,

@@ -44,8 +44,7 @@ class LoadStats:
             min_violation=loads[0] / mean - 1,
             cv=math.sqrt(math.fsum((load - mean) ** 2 for load in loads) / num_experts) / mean,
             entropy=_normalised_entropy(loads, total),
-            gini=sum((2 * rank - num_experts - 1) * load for rank, load in enumerate(loads, 1))
-            / (num_experts * total),
+            gini=sum((2 * rank - num_experts - 1) * load for rank, load in enumerate(loads, 1)) / (num_experts * total),
             dead_experts=sum(load == 0 for load in loads),
         )
 

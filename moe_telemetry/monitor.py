@@ -4,6 +4,8 @@
         for step, batch in enumerate(loader):
             train(batch)
             monitor.step(step)
+
+Everything here runs on the training thread; exporters have threads of their own.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class Monitor:
         try:
             seat, layout, self._run = introduce(ranks, config, found, error)
             if not layout.routers:
-                raise no_router_error(models)  # noqa: TRY301  # detach below holds for this error too
+                raise no_router_error(models)
             self._reducer = Reducer(ranks, seat, layout, list(self._taps.values()), config)
         except TelemetryError:
             attachment.detach()
@@ -150,7 +152,7 @@ class Monitor:
             last = now - 1
         elif now <= last:
             self._rollbacks += 1
-            _logger.warning("moe_telemetry: step() went from %d back to %d; counters go on from where they are", last, now)
+            _logger.warning("moe_telemetry: step() went from %d back to %d; counters go on as they are", last, now)
             last = now - 1
         self._step = now
         self._check_routers_once()
@@ -291,7 +293,8 @@ class Monitor:
             raise ConfigError(f"observe: no router {key} on this rank; it has {', '.join(map(str, self._taps))}")
         ids = torch.as_tensor(expert_ids)
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim < 2:
-            raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {tuple(ids.shape)}; expected integers [T, K]")
+            shape = tuple(ids.shape)
+            raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {shape}; expected integers [T, K]")
         tap = self._taps[key]
         tap.add(RouterOutput(expert_ids=ids.to(tap.cells.device)), valid, training=training, strict=True)
 

@@ -142,11 +142,14 @@ class Packing:
     def _rows(self) -> Sequence[tuple[int, RouterKey]]:
         return list(enumerate(self._layout.routers))
 
-    def _totals(self, shares: list[list[list[list[int]]]], experts: list[list[int]]) -> dict[RouterKey, dict[str, Counts]]:
+    def _totals(
+        self, shares: list[list[list[list[int]]]], experts: list[list[int]]
+    ) -> dict[RouterKey, dict[str, Counts]]:
         totals: dict[RouterKey, dict[str, Counts]] = {}
         start = 0
         for row, (key, num_experts) in enumerate(self._layout.routers.items()):
-            fields = [[sum(values) for values in zip(*by_node, strict=True)] for by_node in zip(*(s[row] for s in shares), strict=True)]
+            by_field = zip(*(share[row] for share in shares), strict=True)
+            fields = [[sum(values) for values in zip(*by_node, strict=True)] for by_node in by_field]
             totals[key] = {
                 stage: Counts(
                     tokens=fields[0][column],

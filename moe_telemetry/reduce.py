@@ -107,9 +107,11 @@ class Reducer:
         What a skipped reduction would have brought comes with the next one: counters only grow.
         """
         if not self._ranks.is_alive:
-            return self._give_up("the process group is destroyed already")
+            self._give_up("the process group is destroyed already")
+            return None
         if missing := self._ranks.meet(meeting, self._patience):
-            return self._give_up(f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s")
+            self._give_up(f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s")
+            return None
         reduced = self._add_up(step, slots)
         if reduced.has_new_stages:
             self._learn_stages(slots)

@@ -63,7 +63,7 @@ class Ranks:
         self.rank = dist.get_rank(group) if self.is_distributed else 0
         self.num_ranks = dist.get_world_size(group) if self.is_distributed else 1
         if self.rank < 0:
-            raise ConfigError(f"process_group={group!r}: rank {dist.get_rank()} is not in it; pass a group that it is in")
+            raise ConfigError(f"process_group={group!r}: rank {dist.get_rank()} is not in it; pass one that has it")
         self._rendezvous = self._make_rendezvous() if self.is_distributed else None
 
     def _make_rendezvous(self) -> Rendezvous:

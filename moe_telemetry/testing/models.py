@@ -41,7 +41,7 @@ class TinyLayer(nn.Module):
         experts_TEH = torch.einsum("th,ehg->teg", hidden_TH, self.experts)
         index_TKH = ids_TK.unsqueeze(-1).expand(-1, -1, hidden_TH.shape[-1])
         mixed_TH = (experts_TEH.gather(1, index_TKH) * weights_TK.unsqueeze(-1)).sum(1)
-        return hidden_BSH + mixed_TH.view_as(hidden_BSH)
+        return torch.add(hidden_BSH, mixed_TH.view_as(hidden_BSH))
 
 
 class TinyMoe(nn.Module):
@@ -50,7 +50,7 @@ class TinyMoe(nn.Module):
     `TinyMoe.routers` is what `watch(model, routers=...)` needs to find its routers.
     """
 
-    def __init__(  # noqa: PLR0913  # the sizes of a model
+    def __init__(
         self,
         *,
         num_layers: int = 2,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 __all__ = ["run_ranks"]
 
@@ -23,7 +23,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
     default process group is ready when it is called. What a rank raises is raised here.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run_rank, (function, num_ranks, folder, args), nprocs=num_ranks)
+        spawn(_run_rank, (function, num_ranks, folder, args), nprocs=num_ranks)
         return [pickle.loads(Path(folder, f"result{rank}").read_bytes()) for rank in range(num_ranks)]  # noqa: S301  # our own
 
 

@@ -169,7 +169,9 @@ def _differing(rank: int, case: str) -> str:
 def test_ranks_that_differ_fail_together_before_the_first_step(case: str, message: str) -> None:
     first, second = run_ranks(_differing, 2, case)
     assert first.startswith(message)
-    assert second.startswith(message.removeprefix("ReductionError: watch() failed on rank 1: ") if case == "error" else message)
+    assert second.startswith(
+        message.removeprefix("ReductionError: watch() failed on rank 1: ") if case == "error" else message
+    )
 
 
 def _watch_on_one_rank(rank: int) -> str:
