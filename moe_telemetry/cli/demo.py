@@ -1,0 +1,61 @@
+"""`moe-telemetry demo`: see the routers of a real model within a minute."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a small Qwen3-MoE on this machine and watch its routers",
+        description="Train a small Qwen3-MoE on the sources of Python's standard library, on two ranks, with a "
+        "live table, a Prometheus endpoint and TensorBoard logs. Ends by itself; Ctrl-C ends it early.",
+        epilog="Example: moe-telemetry demo --steps 300 --serve",
+    )
+    parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="processes to train on (2)")
+    parser.add_argument("--steps", type=_positive, default=150, metavar="N", help="optimizer steps (150)")
+    parser.add_argument("--every", type=_positive, default=5, metavar="N", help="steps between two exports (5)")
+    parser.add_argument("--port", type=int, default=9464, help="port of the Prometheus endpoint (9464)")
+    parser.add_argument("--logdir", default="runs/moe-demo", help="folder for TensorBoard (runs/moe-demo)")
+    parser.add_argument("--serve", action="store_true", help="keep the endpoint up after training, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print only the summary, as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo and print its summary."""
+    # torch-free start: the ranks import torch, this process does not
+    from moe_telemetry.demo.launch import launch, usable_port
+    from moe_telemetry.demo.options import DemoOptions
+    from moe_telemetry.demo.report import as_json, as_text
+
+    port = usable_port(arguments.port)
+    if port != arguments.port:
+        print(f"moe-telemetry: port {arguments.port} is taken; the endpoint is at {port}", file=sys.stderr)
+    exporters = ("prometheus", "tensorboard") if arguments.json else ("console", "prometheus", "tensorboard")
+    options = DemoOptions(
+        steps=arguments.steps,
+        every_n_steps=arguments.every,
+        port=port,
+        logdir=arguments.logdir,
+        exporters=exporters,
+        serve=arguments.serve,
+    )
+    if not arguments.json:
+        print(f"Training on {arguments.ranks} ranks; the endpoint is http://127.0.0.1:{port}/metrics", flush=True)
+    snapshot = launch(options, arguments.ranks)
+    print(json.dumps(as_json(snapshot), indent=2) if arguments.json else as_text(snapshot, options))
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
