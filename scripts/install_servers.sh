@@ -1,0 +1,31 @@
+#!/bin/sh
+# Install the real servers that tests marked `stack` talk to, where they are missing.
+set -eu
+
+missing=""
+{ command -v prometheus && command -v promtool; } >/dev/null || missing="prometheus"
+command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "The tests marked 'stack' need Debian's packages: $missing." >&2
+    echo "Install them (as root: apt-get install $missing); until then these tests are skipped." >&2
+    [ -z "${CI:-}" ] || exit 1
+    exit 0
+fi
+
+# the tests start servers of their own: the packages' services are neither started now nor at boot
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086  # one word a package
+apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 $missing >/dev/null
+if [ -d /run/systemd/system ]; then
+    # shellcheck disable=SC2086
+    systemctl disable --quiet $missing
+fi
