@@ -51,7 +51,7 @@ check-types: setup
 
 check-imports: setup
 	@echo '--- import direction'
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 check-generated: setup
 	@echo '--- generated files'
