@@ -34,8 +34,10 @@ Every series also carries the constant labels of the configuration.
 SECTIONS = {
     "node": (
         "Exported by every node, for its own ranks",
-        "Each endpoint carries what the ranks of its node counted, and no token is in two of them: `sum` over all\n"
-        "endpoints is the job's total.",
+        (
+            "Each endpoint carries what the ranks of its node counted, and no token is in two of them: `sum` over all\n"
+            "endpoints is the job's total."
+        ),
     ),
     "job": (
         "Exported by the first node, for the whole job",
