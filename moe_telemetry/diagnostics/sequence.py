@@ -86,19 +86,31 @@ def build_router_diagnostics(
         # chosen by where, not multiplied by 0: a NaN of a padded row would survive the product
         scores_SBE = torch.where(valid_SB1, scores_SBE, 0.0)
         aux_SBE, actual_SBE = aux_SBE & valid_SB1, actual_SBE & valid_SB1
-    valid_B = valid_SB1.sum((0, 2)).float()
-    aux_BE = aux_SBE.sum(0).float()
-    common_B = (aux_SBE & actual_SBE).sum((0, 2)).float()
-    out = scores_SBE.new_zeros(batch_size, ROUTER_DIAGNOSTIC_CHANNEL_COUNT, shape[2])
-    out[:, RouterDiagnosticChannel.MEAN_SCORE] = scores_SBE.sum(0) / valid_B.clamp_min(1).unsqueeze(1)
-    out[:, RouterDiagnosticChannel.AUX_LOAD] = _shares(aux_BE)
-    out[:, RouterDiagnosticChannel.ACTUAL_LOAD] = _shares(actual_SBE.sum(0).float())
+    out = _channels(scores_SBE, aux_SBE, actual_SBE, valid_SB1)
     if expert_bias is not None:
         out[:, RouterDiagnosticChannel.EXPERT_BIAS] = _bias(expert_bias, shape[2])
+    return out
+
+
+def _channels(scores_SBE: Tensor, aux_SBE: Tensor, actual_SBE: Tensor, valid_SB1: Tensor) -> Tensor:
+    """Return every channel but the bias, of maps and scores that are zero in padded rows."""
+    _, batch_size, num_experts = scores_SBE.shape
+    valid_B = _counts(valid_SB1, (0, 2))
+    aux_BE = _counts(aux_SBE, 0)
+    common_B = _counts(aux_SBE & actual_SBE, (0, 2))
+    out = scores_SBE.new_zeros(batch_size, ROUTER_DIAGNOSTIC_CHANNEL_COUNT, num_experts)
+    out[:, RouterDiagnosticChannel.MEAN_SCORE] = scores_SBE.sum(0) / valid_B.clamp_min(1).unsqueeze(1)
+    out[:, RouterDiagnosticChannel.AUX_LOAD] = _shares(aux_BE)
+    out[:, RouterDiagnosticChannel.ACTUAL_LOAD] = _shares(_counts(actual_SBE, 0))
     out[:, RouterDiagnosticChannel.AUX_ACTUAL_OVERLAP, 0] = common_B / aux_BE.sum(1).clamp_min(1)
     out[:, RouterDiagnosticChannel.VALID_TOKEN_COUNT, 0] = valid_B
     out[:, RouterDiagnosticChannel.TOPK_BOUNDARY_RELATIVE_MARGIN, 0] = _margin(scores_SBE, aux_SBE)
     return out
+
+
+def _counts(is_counted: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    # int32 holds any sequence, and the sum of bools to int64 makes a copy of eight times their size
+    return is_counted.sum(dims, dtype=torch.int32).float()
 
 
 def _shares(counts_BE: Tensor) -> Tensor:
@@ -108,9 +120,10 @@ def _shares(counts_BE: Tensor) -> Tensor:
 def _margin(scores_SBE: Tensor, aux_SBE: Tensor) -> Tensor:
     """Return `[B]`: the mean over tokens that have both a chosen and an unchosen expert."""
     # a padded row has nothing chosen, so it takes no part
-    floor_SB = scores_SBE.masked_fill(~aux_SBE, torch.inf).amin(2)
+    floor_SB = torch.where(aux_SBE, scores_SBE, torch.inf).amin(2)
     ceiling_SB = scores_SBE.masked_fill(aux_SBE, -torch.inf).amax(2)
-    has_both_SB = aux_SBE.any(2) & ~aux_SBE.all(2)
+    chosen_SB = aux_SBE.sum(2, dtype=torch.int32)
+    has_both_SB = (chosen_SB > 0) & (chosen_SB < aux_SBE.shape[2])
     eps = torch.finfo(torch.float32).eps
     relative_SB = (floor_SB - ceiling_SB).clamp_min(0) / floor_SB.clamp_min(eps)
     total_B = torch.where(has_both_SB, relative_SB, 0.0).sum(0)
