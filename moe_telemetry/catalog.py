@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-__all__ = ["METRICS", "Metric", "Sample"]
+__all__ = ["METRICS", "Columns", "Metric", "Sample"]
 
 Kind = Literal["counter", "gauge"]
 Source = Literal["node", "job", "process"]
@@ -21,6 +21,14 @@ class Sample(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: float
+
+
+class Columns(NamedTuple):
+    """All samples of one metric, its labels and values side by side: for sinks that take many at once."""
+
+    name: str
+    labels: tuple[Mapping[str, str], ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

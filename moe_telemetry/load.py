@@ -7,8 +7,11 @@ assignments is None: a ratio over nothing is absent, never 0.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import mul
 
 __all__ = ["LoadStats", "hottest_experts"]
 
@@ -33,27 +36,38 @@ class LoadStats:
     @classmethod
     def of(cls, assignments: Sequence[int]) -> LoadStats | None:
         """Return the statistics of `assignments` (length E), or None where nothing was assigned."""
-        total = sum(assignments)
-        if total == 0:
-            return None
-        num_experts = len(assignments)
-        mean = total / num_experts
-        loads = sorted(assignments)
-        return cls(
-            max_violation=loads[-1] / mean - 1,
-            min_violation=loads[0] / mean - 1,
-            cv=math.sqrt(math.fsum((load - mean) ** 2 for load in loads) / num_experts) / mean,
-            entropy=_normalised_entropy(loads, total),
-            gini=sum((2 * rank - num_experts - 1) * load for rank, load in enumerate(loads, 1)) / (num_experts * total),
-            dead_experts=sum(load == 0 for load in loads),
-        )
+        return _stats_of(tuple(assignments))
+
+
+# several exporters, and every scrape between two snapshots, ask for the same window
+@lru_cache(maxsize=512)
+def _stats_of(assignments: tuple[int, ...]) -> LoadStats | None:
+    total = sum(assignments)
+    if total == 0:
+        return None
+    num_experts = len(assignments)
+    mean = total / num_experts
+    loads = sorted(assignments)
+    # whole numbers to the end: exact, and loops that run in C
+    squares = sum(map(mul, loads, loads))
+    ranked = sum(map(mul, loads, range(1, num_experts + 1)))
+    return LoadStats(
+        max_violation=loads[-1] / mean - 1,
+        min_violation=loads[0] / mean - 1,
+        cv=math.sqrt(num_experts * squares - total * total) / total,
+        entropy=_normalised_entropy(loads, total),
+        gini=(2 * ranked - (num_experts + 1) * total) / (num_experts * total),
+        dead_experts=bisect_right(loads, 0),
+    )
 
 
 def _normalised_entropy(loads: Sequence[int], total: int) -> float:
+    """Return (log N - sum of n log n / N) / log E of ascending loads n that add up to N."""
     if len(loads) == 1:
         return 1.0
-    shares = (load / total for load in loads if load)
-    return -math.fsum(share * math.log(share) for share in shares) / math.log(len(loads))
+    alive = loads[bisect_right(loads, 0) :]
+    entropy = math.log(total) - math.fsum(map(mul, alive, map(math.log, alive))) / total
+    return min(1.0, max(0.0, entropy / math.log(len(loads))))  # the difference of two logarithms may miss by an ulp
 
 
 def hottest_experts(assignments: Sequence[int], count: int) -> list[tuple[int, float]]:

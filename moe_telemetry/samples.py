@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
-from moe_telemetry.catalog import Sample
+from moe_telemetry.catalog import Columns, Sample
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.load import LoadStats
 from moe_telemetry.records import Health, LayerSnapshot, Share
 
-__all__ = ["counter_samples", "expert_samples", "gauge_samples", "health_samples"]
+__all__ = ["counter_samples", "expert_columns", "gauge_samples", "health_samples"]
 
 Layers = Mapping[RouterKey, LayerSnapshot]
 
@@ -66,13 +68,15 @@ def gauge_samples(layers: Layers) -> Iterator[Sample]:
             yield Sample(name, labels, read(stats))
 
 
-def expert_samples(layers: Layers) -> Iterator[Sample]:
-    """Yield the assignments of every expert, for the whole job."""
+def expert_columns(layers: Layers, limit: int) -> Columns:
+    """Return the assignments of every expert, for the whole job; experts beyond `limit` are left out."""
+    labels: list[Mapping[str, str]] = []
+    values: list[int] = []
     for key, layer in layers.items():
         for stage, counts in layer.total.items():
-            labels = _labels(key, stage)
-            for expert, assignments in enumerate(counts.assignments):
-                yield Sample("moe_expert_assignments_total", {**labels, "expert": str(expert)}, assignments)
+            labels += _expert_labels(key, stage, len(counts.assignments))
+            values += counts.assignments
+    return Columns("moe_expert_assignments_total", tuple(labels[:limit]), tuple(values[:limit]))
 
 
 def health_samples(health: Health) -> Iterator[Sample]:
@@ -83,8 +87,17 @@ def health_samples(health: Health) -> Iterator[Sample]:
         yield Sample("moe_telemetry_export_errors_total", {"exporter": exporter}, errors)
 
 
-def _labels(key: RouterKey, stage: str) -> dict[str, str]:
-    return {"stage": stage, "block": key.block, "layer": str(key.layer)}
+# The labels of a series are made once: a job has few routers and exports them for ever, and a sink that
+# keeps something by labels compares them by address.
+@lru_cache(maxsize=4096)
+def _labels(key: RouterKey, stage: str) -> Mapping[str, str]:
+    return MappingProxyType({"stage": stage, "block": key.block, "layer": str(key.layer)})
+
+
+@lru_cache(maxsize=4096)
+def _expert_labels(key: RouterKey, stage: str, num_experts: int) -> tuple[Mapping[str, str], ...]:
+    labels = _labels(key, stage)
+    return tuple(MappingProxyType({**labels, "expert": str(expert)}) for expert in range(num_experts))
 
 
 def _shares(layer: LayerSnapshot, *, whole_job: bool) -> Mapping[str, Share]:

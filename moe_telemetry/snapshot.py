@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Any, Literal
 
 from moe_telemetry._version import __version__
-from moe_telemetry.catalog import Sample
+from moe_telemetry.catalog import Columns, Sample
 from moe_telemetry.errors import SnapshotError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
-from moe_telemetry.samples import counter_samples, expert_samples, gauge_samples, health_samples
+from moe_telemetry.samples import counter_samples, expert_columns, gauge_samples, health_samples
 
 __all__ = ["SCHEMA", "Scope", "Snapshot"]
 
@@ -52,15 +53,20 @@ class Snapshot:
                 endpoints whose counters are added up: each then yields its own ranks' share, and
                 only the job's first endpoint the gauges and the per-expert counters.
         """
-        num_series = 0
-        for sample in self._bounded_samples(scope):
-            num_series += 1
-            yield sample
-        kept = 0
-        if self.per_expert and (scope == "job" or self.leads):
-            kept = max(0, self.max_series - num_series - 1)
-            yield from islice(expert_samples(self.layers), kept)
-        yield Sample("moe_telemetry_series_dropped_total", {}, max(0, self._num_expert_series(scope) - kept))
+        for name, labels, values in self.columns(scope):
+            yield from map(Sample, repeat(name), labels, values)
+
+    def columns(self, scope: Scope = "job") -> Iterator[Columns]:
+        """Yield what `samples` yields, metric by metric."""
+        bounded = list(self._bounded_samples(scope))
+        for name, samples in groupby(bounded, attrgetter("name")):
+            _, labels, values = zip(*samples, strict=True)
+            yield Columns(name, labels, values)
+        num_experts = self._num_expert_series(scope)
+        num_kept = min(num_experts, max(0, self.max_series - len(bounded) - 1))
+        if num_kept:
+            yield expert_columns(self.layers, num_kept)
+        yield Columns("moe_telemetry_series_dropped_total", ({},), (num_experts - num_kept,))
 
     def _bounded_samples(self, scope: Scope) -> Iterator[Sample]:
         yield from counter_samples(self.layers, whole_job=scope == "job")
