@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from moe_telemetry.errors import ConfigError
@@ -20,9 +20,13 @@ def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] = os.envi
     The field `port` is read from `<prefix>PORT`. Fields of type str, int, float and bool (and of
     these or None) can be set, and `Mapping[str, str]` as `key=value,key=value`.
 
+    A class that is no dataclass has no fields to set.
+
     Raises:
-        ConfigError: a variable's text is no value of its field's type.
+        ConfigError: a variable's text is no value of its field's type, or no text can be one.
     """
+    if not is_dataclass(cls):
+        return {}
     hints = get_type_hints(cls)
     values = {}
     for item in fields(cls):
@@ -45,6 +49,8 @@ def _parse(text: str, hint: object, variable: str) -> object:
             return dict(_pair(item) for item in text.split(",") if item)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{variable}={text!r} is not of the form {_form(kinds)}") from error
+    if str not in kinds:
+        raise ConfigError(f"{variable}={text!r}: this setting takes an object, so only a program can give it")
     return text
 
 

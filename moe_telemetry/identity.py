@@ -10,7 +10,7 @@ from moe_telemetry.errors import ConfigError
 __all__ = ["RouterKey"]
 
 _BLOCK_ORDER = {"encoder": 0, "decoder": 1}
-_TEXT = re.compile(r"(?P<block>.+)\.(?P<layer>\d+)")
+_TEXT = re.compile(r"(?P<block>.+)\.(?P<layer>\d+)", re.DOTALL)
 
 
 class RouterKey(NamedTuple):

@@ -52,7 +52,7 @@ def resolve_exporter(exporter: str | Exporter) -> tuple[str, Exporter]:
             raise ExporterError(f"{exporter!r} is no exporter: expected a name, or an object with export() and close()")
         return type(exporter).__name__, exporter
     factory = _load_exporter(exporter)
-    return exporter, factory(**fields_from_env(factory, f"MOE_TELEMETRY_{exporter.upper()}_"))
+    return exporter, factory(**fields_from_env(factory, f"MOE_TELEMETRY_{exporter.upper().replace('-', '_')}_"))
 
 
 def _load_exporter(name: str) -> Any:  # noqa: ANN401  # a class of any exporter package
