@@ -1,0 +1,127 @@
+"""ConsoleExporter: a live table of the layers on a terminal, a line a snapshot everywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from moe_telemetry.errors import ConfigError
+from moe_telemetry.snapshot import Snapshot
+from moe_telemetry.summary import HotExpert, JobSummary, LayerLoad, tokens_by_stage
+
+__all__ = ["ConsoleExporter"]
+
+_LINES_AROUND_TABLE = 8
+_NUM_HOT = 3
+
+
+@dataclass(kw_only=True, eq=False)
+class ConsoleExporter:
+    """Shows the load of every layer over the window since the snapshot before.
+
+    On a terminal what the program prints appears above the table; elsewhere (a file, a pipe) each
+    snapshot is one line.
+    """
+
+    max_rows: int = 24
+    """Most layers in the table; it has fewer on a low terminal, and those with the largest MaxVio stay."""
+    stream: TextIO | None = None
+    """Where to write; None is the standard output."""
+    console: Console | None = None
+    """A console of rich to write to, in place of `stream`."""
+
+    _live: Live | None = field(init=False, default=None, repr=False)
+    _used: Console | None = field(init=False, default=None, repr=False)
+    _last: Snapshot | None = field(init=False, default=None, repr=False)
+    _table: Table | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.max_rows < 1:
+            raise ConfigError(f"max_rows={self.max_rows!r}: expected a whole number, 1 or more")
+
+    def export(self, snapshot: Snapshot) -> None:
+        """Draw the table anew, or print one line."""
+        console = self._used = self._used or self.console or Console(file=self.stream)
+        summary = JobSummary.of(snapshot)
+        rate = _rate(summary.tokens, self._last, snapshot)
+        self._last = snapshot
+        if not console.is_terminal:
+            console.print(_line(snapshot, summary, rate), soft_wrap=True, markup=False, highlight=False)
+            return
+        if self._live is None:
+            self._live = Live(console=console, auto_refresh=False)
+            self._live.start()
+        if summary.layers or self._table is None:
+            # a window without tokens, as the last one often is, leaves the table as it was
+            self._table = _table(summary, min(self.max_rows, max(1, console.size.height - _LINES_AROUND_TABLE)))
+        self._live.update(Group(_header(snapshot, rate), self._table), refresh=True)
+
+    def close(self) -> None:
+        """Leave the last table on the terminal."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _rate(tokens: int, last: Snapshot | None, now: Snapshot) -> float | None:
+    """Return tokens a second over the window, where there was a snapshot before."""
+    if last is None or now.time <= last.time:
+        return None
+    return tokens / (now.time - last.time)
+
+
+def _header(snapshot: Snapshot, rate: float | None) -> Text:
+    tokens = ", ".join(f"{stage} {count:,}" for stage, count in tokens_by_stage(snapshot, "total").items())
+    header = Text(f"run {snapshot.run}  step {snapshot.step:,}  tokens {tokens or 0}", style="bold", no_wrap=True)
+    if rate is not None:
+        header.append(f"  {rate:,.0f} tokens/s")
+    return header
+
+
+def _table(summary: JobSummary, max_rows: int) -> Table:
+    ranked = sorted(summary.layers, key=lambda layer: -layer.stats.max_violation)
+    shown = {layer.router for layer in ranked[:max_rows]}
+    num_hidden = len(summary.layers) - len(shown)
+    table = Table(caption=f"{num_hidden} more layers, each with a lower MaxVio" if num_hidden else None)
+    for name in ("layer", "tokens", "MaxVio", "entropy", "dead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("hottest experts", no_wrap=True)
+    for layer in summary.layers:
+        if layer.router in shown:
+            table.add_row(*_cells(layer), style="bold red" if layer is ranked[0] else None)
+    return table
+
+
+def _cells(layer: LayerLoad) -> list[Text]:
+    stats = layer.stats
+    cells = [
+        str(layer.router),
+        f"{layer.counts.tokens:,}",
+        f"{stats.max_violation:.2f}",
+        f"{stats.entropy:.3f}",
+        str(stats.dead_experts),
+        "  ".join(f"{hot.expert.expert} ({hot.share:.1%})" for hot in layer.hottest_experts(_NUM_HOT)),
+    ]
+    return [Text(cell) for cell in cells]  # a name may hold what rich would take for markup
+
+
+def _line(snapshot: Snapshot, summary: JobSummary, rate: float | None) -> str:
+    words = [f"moe-telemetry: run {snapshot.run} step {snapshot.step}: {summary.stage} {summary.tokens} tokens"]
+    if rate is not None:
+        words.append(f"{rate:.0f} tokens/s")
+    if (worst := summary.worst_layer) is not None:
+        words.append(f"worst MaxVio {worst.stats.max_violation:.2f} in {worst.router}")
+        words.append(f"lowest entropy {min(layer.stats.entropy for layer in summary.layers):.3f}")
+        words.append(f"{len(summary.dead_experts)} dead experts")
+        words.append(f"hottest {_hot_text(summary.hottest_experts(1)[0])}")
+    return ", ".join(words)
+
+
+def _hot_text(hot: HotExpert) -> str:
+    return f"{hot.expert} ({hot.share:.1%})"

@@ -1,0 +1,137 @@
+"""PrometheusExporter: the last snapshot at an HTTP endpoint, or in a registry of the user's own.
+
+    mt.watch(model, PrometheusExporter(port=9464))     # http://127.0.0.1:9464/metrics
+
+`export` swaps a reference; text is made when a scrape asks for it, in the scrape's thread. Every series
+has the labels `run` and those of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import CollectorRegistry
+
+from moe_telemetry.catalog import METRICS
+from moe_telemetry.errors import ConfigError, ExporterError
+from moe_telemetry.snapshot import Scope, Snapshot
+from moe_telemetry_exporters.prometheus_server import MetricsServer
+from moe_telemetry_exporters.prometheus_text import TextRenderer
+
+__all__ = ["PrometheusExporter", "SnapshotCollector"]
+
+
+@dataclass(kw_only=True, eq=False)
+class PrometheusExporter:
+    """Exports to Prometheus, from one process a node: each endpoint has its node's share of the counters."""
+
+    scope: ClassVar[Scope] = "node"
+
+    port: int = 9464
+    """Port of the endpoint; 0 takes any free one, and `url` tells which."""
+    address: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` lets other machines scrape."""
+    registry: CollectorRegistry | None = None
+    """Register there instead of opening an endpoint: for a program that has an endpoint already. `port`
+    and `address` are then not used."""
+
+    _collector: SnapshotCollector = field(init=False, repr=False)
+    _server: MetricsServer | None = field(init=False, default=None, repr=False)
+    _joined: CollectorRegistry | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port!r}: expected a whole number from 0 to 65535")
+        self._collector = SnapshotCollector()
+
+    @property
+    def url(self) -> str | None:
+        """Where the endpoint is, while it is up."""
+        if self._server is None:
+            return None
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self._server.port}/metrics"
+
+    def start(self) -> None:
+        """Open the endpoint, or join the registry.
+
+        Raises:
+            ExporterError: the port is taken, the address is not this machine's, or the registry has
+                these metrics already.
+        """
+        if self.registry is not None:
+            self._join(self.registry)
+        elif self._server is None:
+            self._server = self._serve()
+
+    def _serve(self) -> MetricsServer:
+        try:
+            return MetricsServer(self.address, self.port, self._collector.render)
+        except OSError as error:
+            raise ExporterError(
+                f"cannot listen on {self.address}:{self.port}: {error.strerror}. Choose another port with "
+                "PrometheusExporter(port=...) or MOE_TELEMETRY_PROMETHEUS_PORT; 0 takes any free one"
+            ) from error
+
+    def _join(self, registry: CollectorRegistry) -> None:
+        if self._joined is not None:
+            return
+        try:
+            registry.register(self._collector)
+        except ValueError as error:
+            raise ExporterError(f"the registry has metrics of moe-telemetry already: {error}") from error
+        self._joined = registry
+
+    def export(self, snapshot: Snapshot) -> None:
+        """Show `snapshot` from now on."""
+        self._collector.snapshot = snapshot
+
+    def close(self) -> None:
+        """Close the endpoint, or leave the registry."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._joined is not None:
+            self._joined.unregister(self._collector)
+            self._joined = None
+
+
+class SnapshotCollector:
+    """A `prometheus_client` collector over the last snapshot."""
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self._renderer = TextRenderer()
+
+    def render(self, openmetrics: bool, names: Container[str] | None) -> bytes:  # noqa: FBT001  # a callback of one caller
+        """Return the last snapshot as text; before the first one there is nothing to show."""
+        if self.snapshot is None:
+            return b"# EOF\n" if openmetrics else b""
+        return self._renderer.render(self.snapshot, openmetrics=openmetrics, names=names)
+
+    def describe(self) -> list[Metric]:
+        """Return every metric that may come, for a registry to look for clashes."""
+        return [_family(name) for name in METRICS]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the last snapshot."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        constant = {"run": snapshot.run, **snapshot.labels}
+        for name, labels, values in snapshot.columns("node"):
+            family = _family(name)
+            for own, value in zip(labels, values, strict=True):
+                family.add_sample(name, {**constant, **own}, value)
+            yield family
+
+
+def _family(name: str) -> Metric:
+    metric = METRICS[name]
+    # a counter family without `created` gets no _created series, which would double the count of series
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(name, metric.help)
