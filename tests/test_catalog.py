@@ -1,0 +1,84 @@
+"""METRICS is a contract: names and labels are frozen here, as literals."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from moe_telemetry.catalog import METRICS, Metric
+from moe_telemetry.testing import make_snapshot
+
+ROUTER = ("stage", "block", "layer")
+
+# Adding a name is a feature and goes below; changing or removing one, or its labels, breaks dashboards and alerts.
+FROZEN = {
+    "moe_expert_assignments_total": (*ROUTER, "expert"),
+    "moe_load_cv_ratio": ROUTER,
+    "moe_load_dead_experts": ROUTER,
+    "moe_load_entropy_ratio": ROUTER,
+    "moe_load_gini_ratio": ROUTER,
+    "moe_load_max_violation_ratio": ROUTER,
+    "moe_load_min_violation_ratio": ROUTER,
+    "moe_router_assignments_total": ROUTER,
+    "moe_router_dropped_assignments_total": ROUTER,
+    "moe_router_invalid_assignments_total": ROUTER,
+    "moe_router_padding_tokens_total": ROUTER,
+    "moe_router_tokens_total": ROUTER,
+    "moe_telemetry_build_info": ("version",),
+    "moe_telemetry_export_errors_total": ("exporter",),
+    "moe_telemetry_last_step_timestamp_seconds": (),
+    "moe_telemetry_overhead_seconds_total": (),
+    "moe_telemetry_routers_expected": (),
+    "moe_telemetry_routers_observed": (),
+    "moe_telemetry_run_finished": (),
+    "moe_telemetry_series_dropped_total": (),
+    "moe_telemetry_skipped_reductions_total": (),
+    "moe_telemetry_step": (),
+}
+
+each_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=str)
+
+
+def test_names_and_labels_are_frozen() -> None:
+    assert {name: metric.labels for name, metric in METRICS.items()} == FROZEN
+
+
+@each_metric
+def test_a_metric_is_found_under_its_own_name(metric: Metric) -> None:
+    assert METRICS[metric.name] is metric
+
+
+@each_metric
+def test_counters_and_only_counters_end_in_total(metric: Metric) -> None:
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+
+
+@each_metric
+def test_names_say_what_they_are_of_and_in_which_unit(metric: Metric) -> None:
+    assert re.fullmatch(r"moe_[a-z]+(_[a-z]+)*", metric.name)
+    assert metric.name.removesuffix("_total").endswith("_seconds") == (metric.unit == "s")
+    if metric.name.endswith("_ratio"):
+        assert metric.unit == "1"
+
+
+@each_metric
+def test_help_is_a_sentence(metric: Metric) -> None:
+    assert re.fullmatch(r"[A-Z0-9].+\.", metric.help)
+
+
+@each_metric
+def test_the_opentelemetry_name_has_dots_and_no_total(metric: Metric) -> None:
+    assert metric.otel_name.split(".") == metric.name.removesuffix("_total").split("_")
+
+
+def test_one_word_stands_for_one_idea() -> None:
+    labels = {label for metric in METRICS.values() for label in metric.labels}
+    assert labels == {"stage", "block", "layer", "expert", "exporter", "version"}
+
+
+def test_samples_have_the_names_and_labels_of_the_table() -> None:
+    snapshot = make_snapshot(per_expert=True)
+    samples = list(snapshot.samples())
+    assert {sample.name for sample in samples} == set(METRICS) - {"moe_telemetry_export_errors_total"}
+    assert all(tuple(sample.labels) == METRICS[sample.name].labels for sample in samples)
