@@ -44,7 +44,7 @@ def _install(wheel: Path, environment: Path) -> Path:
     """Return the interpreter of a new environment that holds the wheel and borrows its dependencies."""
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "-qq"]
     _run([*pip, "install", "--no-deps", wheel], environment)
     # a line of a .pth file extends the path without running the .pth files of that folder: the
     # editable install there stays unseen
