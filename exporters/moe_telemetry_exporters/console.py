@@ -118,7 +118,7 @@ def _line(snapshot: Snapshot, summary: JobSummary, rate: float | None) -> str:
     if (worst := summary.worst_layer) is not None:
         words.append(f"worst MaxVio {worst.stats.max_violation:.2f} in {worst.router}")
         words.append(f"lowest entropy {min(layer.stats.entropy for layer in summary.layers):.3f}")
-        words.append(f"{len(summary.dead_experts)} dead experts")
+        words.append(f"dead experts {len(summary.dead_experts)}")
         words.append(f"hottest {_hot_text(summary.hottest_experts(1)[0])}")
     return ", ".join(words)
 

@@ -51,7 +51,7 @@ def test_without_a_terminal_a_snapshot_is_one_line() -> None:
     first, second = _plain(_snapshot((0, 3, 3, 2), (2, 2, 2, 2)), _snapshot((0, 3, 3, 2), (2, 2, 2, 2), step=14))
     assert first == (
         "moe-telemetry: run run-1 step 10: train 8 tokens, worst MaxVio 0.50 in decoder.1, "
-        "lowest entropy 0.781, 1 dead experts, hottest decoder.1/1 (37.5%)"
+        "lowest entropy 0.781, dead experts 1, hottest decoder.1/1 (37.5%)"
     )
     assert "train 8 tokens, 2 tokens/s," in second
 
