@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from moe_telemetry._version import __version__
-from moe_telemetry.cli import demo, doctor, metrics, replay
+from moe_telemetry.cli import demo, doctor, metrics
 from moe_telemetry.errors import TelemetryError
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = (demo, doctor, metrics, replay)
+_COMMANDS = (demo, doctor, metrics)
 
 
 def build_parser() -> argparse.ArgumentParser:
