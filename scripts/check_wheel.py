@@ -6,6 +6,7 @@ script, so that nothing of their size is downloaded.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +17,8 @@ from pathlib import Path
 __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parent.parent
+# a PYTHONPATH would put other sources before the wheel
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def main() -> int:
@@ -66,6 +69,7 @@ def _run(command: list[str | Path], folder: Path) -> None:
     subprocess.run(
         command,
         cwd=folder,
+        env=ENVIRONMENT,
         check=True,
         text=True,
         stdin=subprocess.DEVNULL,
