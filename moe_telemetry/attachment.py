@@ -10,10 +10,12 @@ from torch import nn
 
 from moe_telemetry.discovery import Routers, find_sites
 from moe_telemetry.errors import LifecycleError
+from moe_telemetry.hooks import hook_masks, hook_router, unhook
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.masks import TokenMask
 from moe_telemetry.routers import RouterSite
-from moe_telemetry.taps import StageSlots, Tap, hook_masks, hook_router, unhook
+from moe_telemetry.stages import StageSlots
+from moe_telemetry.taps import Tap
 
 __all__ = ["Attachment"]
 

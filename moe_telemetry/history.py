@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.packing import Reduced
-from moe_telemetry.records import Counts, LayerSnapshot
+from moe_telemetry.packing import SHARE_FIELDS, VIEW_FIELDS, Reduced, Tally
+from moe_telemetry.records import Counts, LayerSnapshot, Share
+from moe_telemetry.replay_totals import REPLAY_SUMS, ReplayTotals
+from moe_telemetry.score_statistics import ScoreStatistics, wrapped_difference
 
 __all__ = ["History"]
+
+_NUM_BASE_FIELDS = len(SHARE_FIELDS) - len(REPLAY_SUMS)
+_LONGEST_RUN = VIEW_FIELDS.index("longest_equal_run")
+_FIRST_SCORE_PEAK = VIEW_FIELDS.index("logit_max")
 
 
 class History:
@@ -16,7 +22,7 @@ class History:
 
     def __init__(self, routers: Mapping[RouterKey, int]) -> None:
         self._routers = routers
-        self._totals: Mapping[RouterKey, Mapping[str, Counts]] = {}
+        self._last: Reduced | None = None
         self.layers: Mapping[RouterKey, LayerSnapshot] = {
             key: LayerSnapshot(num_experts=num_experts, total={}, window={}, share={})
             for key, num_experts in routers.items()
@@ -25,15 +31,74 @@ class History:
     def advance(self, reduced: Reduced) -> None:
         """Take the totals of a new reduction: `layers` then holds them and the window before it."""
         self.layers = {key: self._layer(key, reduced) for key in self._routers}
-        self._totals = reduced.totals
+        self._last = reduced
 
     def _layer(self, key: RouterKey, reduced: Reduced) -> LayerSnapshot:
-        total = {stage: counts for stage, counts in reduced.totals[key].items() if not counts.is_empty}
-        earlier = self._totals.get(key, {})
-        windows = {stage: counts - earlier[stage] if stage in earlier else counts for stage, counts in total.items()}
+        tallies = {stage: tally for stage, tally in reduced.tallies[key].items() if _saw_tokens(tally)}
+        earlier = self._last.tallies[key] if self._last is not None else {}
+        windows = {
+            stage: _difference(tally, earlier[stage]) if stage in earlier else tally for stage, tally in tallies.items()
+        }
+        peaks = [max(peak) for peak in zip(*reduced.views[key], strict=True)]
         return LayerSnapshot(
             num_experts=self._routers[key],
-            total=total,
-            window={stage: counts for stage, counts in windows.items() if not counts.is_empty},
-            share={stage: share for stage, share in reduced.shares[key].items() if stage in total},
+            total={stage: _counts(tally, ()) for stage, tally in tallies.items()},
+            window={stage: _counts(tally, peaks) for stage, tally in windows.items() if _saw_tokens(tally)},
+            share={stage: _share(reduced.shares[key][stage], tally) for stage, tally in tallies.items()},
+            worst_rank_zero_overlap=self._worst_rank(key, reduced),
         )
+
+    def _worst_rank(self, key: RouterKey, reduced: Reduced) -> float | None:
+        now = [view[:2] for view in reduced.views[key]]
+        before = [view[:2] for view in self._last.views[key]] if self._last is not None else [(0, 0)] * len(now)
+        ratios = [
+            (zero - zero_before) / (checked - checked_before)
+            for (checked, zero), (checked_before, zero_before) in zip(now, before, strict=True)
+            if checked > checked_before
+        ]
+        return max(ratios, default=None)
+
+
+def _saw_tokens(tally: Tally) -> bool:
+    return any(tally.fields[:2])
+
+
+def _difference(now: Tally, before: Tally) -> Tally:
+    return Tally(
+        experts=tuple(wrapped_difference(now.experts, before.experts)),
+        scores=tuple(wrapped_difference(now.scores, before.scores)),
+        fields=tuple(wrapped_difference(now.fields, before.fields)),
+    )
+
+
+def _counts(tally: Tally, peaks: Sequence[int]) -> Counts:
+    tokens, padding_tokens, _, dropped, invalid = tally.fields[:_NUM_BASE_FIELDS]
+    return Counts(
+        tokens=tokens,
+        padding_tokens=padding_tokens,
+        assignments=tally.experts,
+        dropped=dropped,
+        invalid=invalid,
+        replay=_replay(tally.fields, tally, peaks[_LONGEST_RUN] if peaks else 0),
+        scores=ScoreStatistics.of(tally.scores, peaks[_FIRST_SCORE_PEAK:], tally.experts) if tally.scores else None,
+    )
+
+
+def _share(fields: tuple[int, ...], tally: Tally) -> Share:
+    base = dict(zip(SHARE_FIELDS, fields[:_NUM_BASE_FIELDS], strict=False))
+    return Share(**base, replay=_replay(fields, tally, 0))
+
+
+def _replay(fields: Sequence[int], tally: Tally, longest_run: int) -> ReplayTotals | None:
+    sums = dict(zip(REPLAY_SUMS, fields[_NUM_BASE_FIELDS:], strict=True))
+    if not any(sums.values()):
+        return None
+    return ReplayTotals(
+        num_experts=len(tally.experts), top_k=_top_k(tally), **sums, longest_equal_run=max(0, longest_run)
+    )
+
+
+def _top_k(tally: Tally) -> int:
+    """Return K: every token has K choices, and each is assigned, dropped or invalid."""
+    tokens, _, assigned, dropped, invalid = tally.fields[:_NUM_BASE_FIELDS]
+    return max(1, (assigned + dropped + invalid) // max(1, tokens))

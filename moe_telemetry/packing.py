@@ -1,16 +1,18 @@
-"""One vector per reduction: header, assignments by expert, and every node's share of the rest.
+"""One vector per reduction: everything that ranks tell each other, in blocks of fixed size.
 
-    [ranks, step, step squared, stages yet unknown | expert assignments | share of node 0 | of node 1 | ...]
+    [header | experts | scores | share of node 0 | of node 1 | ... | view of rank 0 | of rank 1 | ...]
 
-All entries are int64 and are added up over ranks, so one all-reduce gives every rank the whole job's
-counts and every node's share of them. A rank fills the routers that it owns and its own node's share.
+All entries are int64 and are added up over ranks: one all-reduce gives every rank the counts of the
+whole job, every node's share of them, and what single ranks saw. A rank fills in the routers that it
+owns, its own node's share and its own view, and leaves zeros elsewhere.
 
-Letters: L routers, W cells of all local routers, N nodes, F share fields, A agreed stages, E experts.
+Letters: L routers, W cells of all local routers, F fields of a share, V fields of a view, A agreed stages,
+N nodes, R ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +20,21 @@ from torch import Tensor
 
 from moe_telemetry.counters import NUM_SLOTS
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.records import Counts, Share
-from moe_telemetry.taps import Tap
+from moe_telemetry.score_statistics import NOTHING, NUM_SUM_FIELDS
+from moe_telemetry.replay_totals import REPLAY_SUMS
+from moe_telemetry.taps import PEAKS, Tap
 from moe_telemetry.topology import Seat
 
-__all__ = ["Layout", "Packing", "Reduced"]
+__all__ = ["SHARE_FIELDS", "VIEW_FIELDS", "Layout", "Packing", "Reduced", "Tally"]
+
+SHARE_FIELDS = ("tokens", "padding_tokens", "assignments", "dropped", "invalid", *REPLAY_SUMS)
+"""Numbers of a router and stage that every node reports for itself."""
+
+VIEW_FIELDS = ("checked", "zero_overlap", *PEAKS)
+"""Numbers of a router that every rank reports for itself: two sums since the start, then peaks of the window."""
 
 _HEADER = 4
 _KINDS = _BELOW, _EXPERT, _ABOVE, _PADDING, _TOP_K = tuple(range(5))
-_FIELDS = ("tokens", "padding_tokens", "assignments", "dropped", "invalid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +44,31 @@ class Layout:
     routers: Mapping[RouterKey, int]
     """Number of experts of every router, in the order of the model."""
     stages: tuple[str, ...]
+    has_scores: bool = False
+    """Whether score statistics are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally:
+    """What the job has counted of one router in one stage since the start, as raw integers."""
+
+    experts: tuple[int, ...]
+    """Assignments, length E."""
+    scores: tuple[int, ...]
+    """Score sums, as `score_statistics.sum_fields` lists them; empty where none are kept."""
+    fields: tuple[int, ...]
+    """`SHARE_FIELDS` of all nodes together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduced:
-    """What one reduction says, by router and stage."""
+    """What one reduction says."""
 
-    totals: Mapping[RouterKey, Mapping[str, Counts]]
-    shares: Mapping[RouterKey, Mapping[str, Share]]
+    tallies: Mapping[RouterKey, Mapping[str, Tally]]
+    shares: Mapping[RouterKey, Mapping[str, tuple[int, ...]]]
+    """`SHARE_FIELDS` of this rank's node."""
+    views: Mapping[RouterKey, Sequence[tuple[int, ...]]]
+    """`VIEW_FIELDS` of every rank; a peak is `NOTHING` where the rank saw nothing."""
     steps_agree: bool
     has_new_stages: bool
 
@@ -56,118 +81,145 @@ class Packing:
         self._taps = taps
         self._seat = seat
         self._device = device
-        self._segments_W = torch.cat([_segments(row, tap) for row, tap in enumerate(taps)] or [_nothing()]).to(device)
-        self._rows_L = torch.tensor([list(layout.routers).index(tap.site.key) for tap in taps], device=device)
-        self._drops_L = torch.tensor([tap.site.negative_ids_are_dropped for tap in taps], device=device)
-        self._top_k_L1 = torch.tensor([[tap.site.top_k or 0] for tap in taps], device=device)
-        self._experts_W, self._homes = self._place_experts()
-        num_stages = len(layout.stages)
-        self._num_expert_cells = sum(layout.routers.values()) * num_stages
-        self._num_share_cells = len(layout.routers) * len(_FIELDS) * num_stages
+        order = {key: row for row, key in enumerate(layout.routers)}
+        self._rows_L = torch.tensor([order[tap.site.key] for tap in taps], dtype=torch.int64, device=device)
+        self._drops_L1 = self._column([tap.site.negative_ids_are_dropped for tap in taps])
+        self._top_k_L1 = self._column([tap.site.top_k or 0 for tap in taps])
+        self._segments_W = _joined([_segments(row, tap) for row, tap in enumerate(taps)]).to(device)
+        self._expert_cells = (self._segments_W % len(_KINDS) == _EXPERT).nonzero().view(-1)
+        self._expert_rows = _Ragged(layout, taps, 0, device)
+        self._score_rows = _Ragged(layout, taps, NUM_SUM_FIELDS, device)
 
-    def _place_experts(self) -> tuple[Tensor, Tensor]:
-        """Return where the local expert cells stand, and where they go among all experts of the job."""
-        starts = {}
-        start = 0
-        for key, num_experts in self._layout.routers.items():
-            starts[key] = start
-            start += num_experts
-        homes = [torch.arange(tap.site.num_experts) + starts[tap.site.key] for tap in self._taps]
-        cells = (self._segments_W % len(_KINDS) == _EXPERT).nonzero().view(-1)
-        return cells, torch.cat(homes or [_nothing()]).to(self._device)
+    def _column(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device).unsqueeze(1)
 
     def pack(self, step: int, slots: Mapping[str, int], *, counts: bool) -> Tensor:
-        """Return this rank's vector, on the packing's device.
+        """Return this rank's vector, on the packing's device, and begin new peaks.
 
         Args:
             step: the training step, checked to be the same on all ranks.
             slots: the stage slot of every stage this rank knows.
             counts: False on a rank whose tokens another rank counts: it adds zeros.
         """
-        stages = self._layout.stages
-        num_new = len(set(slots) - set(stages))
-        vector = torch.zeros(self.size, dtype=torch.int64, device=self._device)
-        vector[:_HEADER] = torch.tensor([1, step, step * step, num_new], device=self._device)
+        num_new = len(set(slots) - set(self._layout.stages))
+        vector = torch.zeros(sum(self._sizes), dtype=torch.int64, device=self._device)
+        header, experts, scores, shares, views = self._blocks(vector)
+        header.copy_(torch.tensor([1, step, step * step, num_new], device=self._device))
         if counts and self._taps:
-            cells_WA = self._cells(slots)
-            self._experts_of(vector).index_copy_(0, self._homes, cells_WA[self._experts_W])
-            self._share_of(vector, self._seat.node).index_copy_(0, self._rows_L, self._fields(cells_WA))
+            columns = torch.tensor([slots.get(stage, NUM_SLOTS) for stage in self._layout.stages], device=self._device)
+            cells_WA = self._staged([tap.cells for tap in self._taps], columns)
+            experts.index_copy_(0, self._expert_rows.homes, cells_WA[self._expert_cells])
+            if self._layout.has_scores:
+                found = [tap.scores for tap in self._taps if tap.scores is not None]
+                scores.index_copy_(0, self._score_rows.homes, self._staged(found, columns))
+            shares[self._seat.node].index_copy_(0, self._rows_L, self._fields(cells_WA, columns))
+            views[self._seat.rank].index_copy_(0, self._rows_L, self._take_views())
         return vector
 
     @property
-    def size(self) -> int:
-        """Number of entries of the vector."""
-        return _HEADER + self._num_expert_cells + self._seat.num_nodes * self._num_share_cells
+    def _sizes(self) -> tuple[int, ...]:
+        num_routers, num_stages = len(self._layout.routers), len(self._layout.stages)
+        return (
+            _HEADER,
+            self._expert_rows.num_rows * num_stages,
+            self._score_rows.num_rows * num_stages * self._layout.has_scores,
+            self._seat.num_nodes * num_routers * len(SHARE_FIELDS) * num_stages,
+            self._seat.num_ranks * num_routers * len(VIEW_FIELDS),
+        )
 
-    def _cells(self, slots: Mapping[str, int]) -> Tensor:
-        cells_WS = torch.cat([tap.cells.to(self._device) for tap in self._taps])
-        # a stage that this rank has not met reads the column of zeros behind the slots
-        columns = [slots.get(stage, NUM_SLOTS) for stage in self._layout.stages]
-        padded = torch.nn.functional.pad(cells_WS, (0, 1))
-        return padded[:, torch.tensor(columns, device=self._device)]
+    def _blocks(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """Return views: header `[4]`, experts and scores `[rows, A]`, shares `[N, L, F, A]`, views `[R, L, V]`."""
+        header, experts, scores, shares, views = vector.split(self._sizes)
+        num_routers, num_stages = len(self._layout.routers), len(self._layout.stages)
+        return (
+            header,
+            experts.view(-1, num_stages),
+            scores.view(-1, num_stages),
+            shares.view(self._seat.num_nodes, num_routers, len(SHARE_FIELDS), num_stages),
+            views.view(self._seat.num_ranks, num_routers, len(VIEW_FIELDS)),
+        )
 
-    def _fields(self, cells_WA: Tensor) -> Tensor:
+    def _staged(self, tensors: Sequence[Tensor], columns: Tensor) -> Tensor:
+        """Return the rows of all tensors with one column an agreed stage; one that is unknown here is zero."""
+        rows_WS = torch.cat([tensor.to(self._device) for tensor in tensors])
+        return torch.nn.functional.pad(rows_WS, (0, 1))[:, columns]
+
+    def _fields(self, cells_WA: Tensor, columns: Tensor) -> Tensor:
         """Return `[L, F, A]`: the share fields of the local routers."""
         num_routers, num_stages = len(self._taps), cells_WA.shape[1]
         sums = cells_WA.new_zeros(num_routers * len(_KINDS), num_stages).index_add_(0, self._segments_W, cells_WA)
         below, placed, above, padding, seen_top_k = sums.view(num_routers, len(_KINDS), num_stages).unbind(1)
         top_k = torch.where(self._top_k_L1 > 0, self._top_k_L1, seen_top_k.clamp(min=1))
-        dropped = below * self._drops_L.unsqueeze(1)
-        fields = ((below + placed + above) // top_k, padding // top_k, placed, dropped, above + below - dropped)
-        return torch.stack(fields, dim=1)
+        dropped = below * self._drops_L1
+        counts = ((below + placed + above) // top_k, padding // top_k, placed, dropped, above + below - dropped)
+        replay = self._staged([tap.replay for tap in self._taps], columns)
+        return torch.cat([torch.stack(counts, dim=1), replay.view(num_routers, len(REPLAY_SUMS), num_stages)], dim=1)
 
-    def _experts_of(self, vector: Tensor) -> Tensor:
-        """Return the view `[experts of all routers, A]` of a vector."""
-        return vector[_HEADER : _HEADER + self._num_expert_cells].view(-1, len(self._layout.stages))
-
-    def _share_of(self, vector: Tensor, node: int) -> Tensor:
-        """Return the view `[L, F, A]` of a vector."""
-        start = _HEADER + self._num_expert_cells + node * self._num_share_cells
-        share = vector[start : start + self._num_share_cells]
-        return share.view(len(self._layout.routers), len(_FIELDS), len(self._layout.stages))
+    def _take_views(self) -> Tensor:
+        """Return `[L, V]`, peaks with 0 for nothing, as the zeros of other ranks say; begin new peaks."""
+        replay_LFS = torch.stack([tap.replay.to(self._device) for tap in self._taps])
+        sums_L2 = replay_LFS[:, [REPLAY_SUMS.index("checked"), REPLAY_SUMS.index("zero_overlap")]].sum(-1)
+        peaks_LP = torch.stack([tap.peaks.to(self._device) for tap in self._taps]) - NOTHING
+        for tap in self._taps:
+            tap.peaks.fill_(NOTHING)
+        return torch.cat([sums_L2, peaks_LP], dim=1)
 
     def unpack(self, vector: Tensor) -> Reduced:
         """Read a vector that was added up over all ranks."""
-        vector = vector.cpu()
-        ranks, step, squares, num_new = vector[:_HEADER].tolist()
-        shares = [self._share_of(vector, node).tolist() for node in range(self._seat.num_nodes)]
-        experts = self._experts_of(vector).t().tolist()
+        header, experts, scores, shares, views = self._blocks(vector.cpu())
+        ranks, step, squares, num_new = header.tolist()
+        fields = shares.sum(0).transpose(1, 2).tolist()
+        own_fields = shares[self._seat.node].transpose(1, 2).tolist()
+        columns = [experts.t().tolist(), scores.t().tolist()]
+        tallies = {
+            key: {stage: self._tally(key, column, columns, fields[row]) for column, stage in self._stages()}
+            for row, key in enumerate(self._layout.routers)
+        }
         return Reduced(
-            totals=self._totals(shares, experts),
-            shares={key: self._stage_shares(shares[self._seat.node][row]) for row, key in self._rows()},
+            tallies=tallies,
+            shares={
+                key: {stage: tuple(own_fields[row][column]) for column, stage in self._stages()}
+                for row, key in enumerate(self._layout.routers)
+            },
+            views=dict(zip(tallies, _by_router(views), strict=True)),
             steps_agree=ranks * squares == step * step,
             has_new_stages=num_new > 0,
         )
 
-    def _rows(self) -> Sequence[tuple[int, RouterKey]]:
-        return list(enumerate(self._layout.routers))
+    def _stages(self) -> Iterator[tuple[int, str]]:
+        return enumerate(self._layout.stages)
 
-    def _totals(
-        self, shares: list[list[list[list[int]]]], experts: list[list[int]]
-    ) -> dict[RouterKey, dict[str, Counts]]:
-        totals: dict[RouterKey, dict[str, Counts]] = {}
-        start = 0
-        for row, (key, num_experts) in enumerate(self._layout.routers.items()):
-            by_field = zip(*(share[row] for share in shares), strict=True)
-            fields = [[sum(values) for values in zip(*by_node, strict=True)] for by_node in by_field]
-            totals[key] = {
-                stage: Counts(
-                    tokens=fields[0][column],
-                    padding_tokens=fields[1][column],
-                    assignments=tuple(experts[column][start : start + num_experts]),
-                    dropped=fields[3][column],
-                    invalid=fields[4][column],
-                )
-                for column, stage in enumerate(self._layout.stages)
-            }
-            start += num_experts
-        return totals
+    def _tally(
+        self, key: RouterKey, column: int, columns: Sequence[Sequence[list[int]]], fields: Sequence[Sequence[int]]
+    ) -> Tally:
+        experts, scores = columns
+        return Tally(
+            experts=tuple(experts[column][self._expert_rows.span(key)]),
+            scores=tuple(scores[column][self._score_rows.span(key)]),
+            fields=tuple(fields[column]),
+        )
 
-    def _stage_shares(self, fields: list[list[int]]) -> dict[str, Share]:
-        return {
-            stage: Share(**dict(zip(_FIELDS, values, strict=True)))
-            for stage, values in zip(self._layout.stages, zip(*fields, strict=True), strict=True)
-        }
+
+class _Ragged:
+    """Rows of a block in which each router has E rows and some more: where they are, and the local ones among them."""
+
+    def __init__(self, layout: Layout, taps: Sequence[Tap], num_more: int, device: torch.device) -> None:
+        self._spans: dict[RouterKey, slice] = {}
+        self.num_rows = 0
+        for key, num_experts in layout.routers.items():
+            self._spans[key] = slice(self.num_rows, self.num_rows + num_experts + num_more)
+            self.num_rows += num_experts + num_more
+        spans = [self._spans[tap.site.key] for tap in taps]
+        self.homes = _joined([torch.arange(span.start, span.stop) for span in spans]).to(device)
+
+    def span(self, key: RouterKey) -> slice:
+        """Return the rows of one router."""
+        return self._spans[key]
+
+
+def _by_router(views_RLV: Tensor) -> list[list[tuple[int, ...]]]:
+    views_RLV[..., -len(PEAKS) :] += NOTHING
+    return [[tuple(view) for view in by_rank] for by_rank in views_RLV.transpose(0, 1).tolist()]
 
 
 def _segments(row: int, tap: Tap) -> Tensor:
@@ -176,5 +228,5 @@ def _segments(row: int, tap: Tap) -> Tensor:
     return torch.tensor(kinds) + len(_KINDS) * row
 
 
-def _nothing() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *parts])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moe_telemetry.replay_totals import ReplayTotals
+from moe_telemetry.score_statistics import ScoreStatistics
+
 __all__ = ["Counts", "Health", "LayerSnapshot", "Share"]
 
 
@@ -17,6 +20,8 @@ class Share:
     assignments: int = 0
     dropped: int = 0
     invalid: int = 0
+    replay: ReplayTotals | None = None
+    """None where nothing was replayed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,16 +38,10 @@ class Counts:
     """Assignments chosen but not dispatched (capacity)."""
     invalid: int = 0
     """Expert ids outside 0..E-1."""
-
-    def __sub__(self, earlier: Counts) -> Counts:
-        """Return what was counted after `earlier`."""
-        return Counts(
-            tokens=self.tokens - earlier.tokens,
-            padding_tokens=self.padding_tokens - earlier.padding_tokens,
-            assignments=tuple(now - then for now, then in zip(self.assignments, earlier.assignments, strict=True)),
-            dropped=self.dropped - earlier.dropped,
-            invalid=self.invalid - earlier.invalid,
-        )
+    replay: ReplayTotals | None = None
+    """The replay check; None where nothing was replayed."""
+    scores: ScoreStatistics | None = None
+    """Statistics of the scores; None where none were seen."""
 
     @property
     def is_empty(self) -> bool:
@@ -57,6 +56,7 @@ class Counts:
             assignments=sum(self.assignments),
             dropped=self.dropped,
             invalid=self.invalid,
+            replay=self.replay,
         )
 
 
@@ -71,6 +71,14 @@ class LayerSnapshot:
     """Since the snapshot before, over all ranks."""
     share: Mapping[str, Share]
     """Since the start, over the ranks that this endpoint speaks for."""
+    worst_rank_zero_overlap: float | None = None
+    """Zero-overlap ratio of the window on the rank where it is largest; None where nothing was checked."""
+
+    @property
+    def replay(self) -> ReplayTotals | None:
+        """The replay check of the window, all stages together; None where nothing was replayed."""
+        found = [counts.replay for counts in self.window.values() if counts.replay is not None]
+        return sum(found[1:], found[0]) if found else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

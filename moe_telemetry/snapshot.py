@@ -14,7 +14,9 @@ from moe_telemetry.catalog import Columns, Sample
 from moe_telemetry.errors import SnapshotError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
+from moe_telemetry.replay_totals import ReplayTotals
 from moe_telemetry.samples import counter_samples, expert_columns, gauge_samples, health_samples
+from moe_telemetry.score_statistics import ScoreStatistics
 
 __all__ = ["SCHEMA", "Scope", "Snapshot"]
 
@@ -125,9 +127,27 @@ def _layer(values: Mapping[str, Any]) -> LayerSnapshot:
         num_experts=values["num_experts"],
         total={stage: _counts(counts) for stage, counts in values["total"].items()},
         window={stage: _counts(counts) for stage, counts in values["window"].items()},
-        share={stage: Share(**share) for stage, share in values["share"].items()},
+        share={stage: Share(**{**share, "replay": _replay(share)}) for stage, share in values["share"].items()},
+        worst_rank_zero_overlap=values["worst_rank_zero_overlap"],
     )
 
 
 def _counts(values: Mapping[str, Any]) -> Counts:
-    return Counts(**{**values, "assignments": tuple(values["assignments"])})
+    scores = values["scores"]
+    return Counts(
+        **{
+            **values,
+            "assignments": tuple(values["assignments"]),
+            "replay": _replay(values),
+            "scores": None if scores is None else _scores(scores),
+        }
+    )
+
+
+def _replay(values: Mapping[str, Any]) -> ReplayTotals | None:
+    return None if values["replay"] is None else ReplayTotals(**values["replay"])
+
+
+def _scores(values: Mapping[str, Any]) -> ScoreStatistics:
+    probabilities = values["mean_probabilities"]
+    return ScoreStatistics(**{**values, "mean_probabilities": None if probabilities is None else tuple(probabilities)})

@@ -27,16 +27,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; exit with 1 where an exporter or adapter cannot be used."""
-    findings = {
+    plugins = {"exporters": _plugins("moe_telemetry.exporters"), "adapters": _plugins("moe_telemetry.adapters")}
+    findings: dict[str, object] = {
         "moe-telemetry": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "exporters": _plugins("moe_telemetry.exporters"),
-        "adapters": _plugins("moe_telemetry.adapters"),
+        **plugins,
     }
     print(json.dumps(findings, indent=2) if arguments.json else _text(findings))
-    states = [*findings["exporters"].values(), *findings["adapters"].values()]  # type: ignore[union-attr]
-    return int(any(state != "ok" for state in states))
+    return int(any(state != "ok" for states in plugins.values() for state in states.values()))
 
 
 def _version(package: str) -> str:
