@@ -13,12 +13,11 @@ Letters: T tokens, K experts chosen per token (top-k), E experts, W cells of a r
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
-from moe_telemetry.errors import ConfigError, MaskError
+from moe_telemetry.errors import ConfigError
+from moe_telemetry.masks import fit_mask
 
 __all__ = ["NUM_SLOTS", "UNCOUNTED_SLOT", "count_choices", "is_recompute", "new_cells", "slot_value"]
 
@@ -30,7 +29,6 @@ UNCOUNTED_SLOT = NUM_SLOTS - 1
 
 _NUM_OTHER_CELLS = 4
 
-_logger = logging.getLogger("moe_telemetry")
 _ones_of_device: dict[torch.device, Tensor] = {}
 
 _library = torch.library.Library("moe_telemetry", "DEF")
@@ -90,7 +88,7 @@ def _count(  # the operator's schema has positional arguments only
     if is_recompute():
         return
     rows = choices.reshape(-1, choices.shape[-1])
-    valid_T = None if valid is None else _fit_mask(valid, rows.shape[0], strict=strict)
+    valid_T = None if valid is None else fit_mask(valid, rows.shape[0], strict=strict)
     if rows.dtype == torch.bool:
         _add_map(cells_WS, slot, rows, valid_T, top_k)
     else:
@@ -134,20 +132,6 @@ def _ones(count: int, device: torch.device) -> Tensor:
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             _ones_of_device[device] = held
     return held[:count]
-
-
-def _fit_mask(valid: Tensor, num_tokens: int, *, strict: bool) -> Tensor | None:
-    """Return the mask as bool `[T]`, or None where it is for other tokens."""
-    if valid.numel() == num_tokens:
-        return valid.reshape(-1) > 0
-    if not strict and valid.ndim == 2 and num_tokens < valid.numel() and num_tokens % valid.shape[0] == 0:
-        # with a key-value cache the mask covers the past too, and the router sees the newest tokens
-        return valid[:, valid.shape[1] - num_tokens // valid.shape[0] :].reshape(-1) > 0
-    message = f"mask of shape {tuple(valid.shape)} does not fit a router call of {num_tokens} tokens"
-    if strict:
-        raise MaskError(f"{message}; expected [B, S] or [T] with {num_tokens} elements")
-    _logger.warning("moe_telemetry: attention %s; all of its tokens are counted as real", message)
-    return None
 
 
 def _count_fake(

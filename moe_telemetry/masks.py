@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["MaskTap", "TokenMask", "mask_position"]
+from moe_telemetry.errors import MaskError
+
+__all__ = ["MaskTap", "TokenMask", "fit_mask", "mask_position"]
+
+_logger = logging.getLogger("moe_telemetry")
 
 
 class TokenMask:
@@ -74,3 +79,24 @@ def mask_position(module: nn.Module) -> int | None:
     except (TypeError, ValueError):
         return None
     return names.index("attention_mask") if "attention_mask" in names else None
+
+
+def fit_mask(valid: Tensor, num_tokens: int, *, strict: bool) -> Tensor | None:
+    """Return a mask `[B, S]` or `[T]` as bool `[T]` for a router call of T = `num_tokens` tokens.
+
+    A mask that is for other tokens raises where the user stated it (`strict`), and is reported and not
+    used where it was found in a model's arguments.
+
+    Raises:
+        MaskError: `strict`, and the mask has another number of elements.
+    """
+    if valid.numel() == num_tokens:
+        return valid.reshape(-1) > 0
+    if not strict and valid.ndim == 2 and num_tokens < valid.numel() and num_tokens % valid.shape[0] == 0:
+        # with a key-value cache the mask covers the past too, and the router sees the newest tokens
+        return valid[:, valid.shape[1] - num_tokens // valid.shape[0] :].reshape(-1) > 0
+    message = f"mask of shape {tuple(valid.shape)} does not fit a router call of {num_tokens} tokens"
+    if strict:
+        raise MaskError(f"{message}; expected [B, S] or [T] with {num_tokens} elements")
+    _logger.warning("moe_telemetry: attention %s; all of its tokens are counted as real", message)
+    return None

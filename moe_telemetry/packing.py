@@ -20,8 +20,8 @@ from torch import Tensor
 
 from moe_telemetry.counters import NUM_SLOTS
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.score_statistics import NOTHING, NUM_SUM_FIELDS
 from moe_telemetry.replay_totals import REPLAY_SUMS
+from moe_telemetry.score_statistics import NOTHING, NUM_SUM_FIELDS
 from moe_telemetry.taps import PEAKS, Tap
 from moe_telemetry.topology import Seat
 
