@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from moe_telemetry.monitor import Monitor, watch
     from moe_telemetry.plugins import Exporter
     from moe_telemetry.records import Counts, Health, LayerSnapshot
+    from moe_telemetry.replay import Misalignment, RouteComparison, Routes, compare_routes, locate_misalignment
     from moe_telemetry.routers import RouterOutput, RouterSpec
     from moe_telemetry.snapshot import Snapshot
 
@@ -59,6 +60,7 @@ _HOMES = {
     "monitor": ("Monitor", "watch"),
     "plugins": ("Exporter",),
     "records": ("Counts", "Health", "LayerSnapshot"),
+    "replay": ("Misalignment", "RouteComparison", "Routes", "compare_routes", "locate_misalignment"),
     "routers": ("RouterOutput", "RouterSpec"),
     "snapshot": ("Snapshot",),
 }
@@ -75,13 +77,16 @@ __all__ = [
     "LifecycleError",
     "MaskError",
     "Metric",
+    "Misalignment",
     "Monitor",
     "NoRouterFoundError",
     "ReductionError",
+    "RouteComparison",
     "RouterKey",
     "RouterKeyError",
     "RouterOutput",
     "RouterSpec",
+    "Routes",
     "RoutesError",
     "Sample",
     "Snapshot",
@@ -89,6 +94,8 @@ __all__ = [
     "TelemetryConfig",
     "TelemetryError",
     "__version__",
+    "compare_routes",
+    "locate_misalignment",
     "watch",
 ]
 

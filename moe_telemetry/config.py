@@ -48,6 +48,12 @@ class TelemetryConfig:
     """The ranks that see the same tokens as this one (a process group, or global rank numbers, this
     rank among them), as under tensor parallelism with replicated routers: they are counted once."""
 
+    replay_warn_zero_overlap: float = 0.01
+    """Share of replayed tokens without a common expert above which a replay is reported as misaligned."""
+
+    replay_min_checked: int = 100
+    """Checked tokens of a layer and window below which its replay is not judged."""
+
     rank_timeout_seconds: float = 60.0
     """How long a reduction waits for the last rank before it is given up."""
 
@@ -57,6 +63,9 @@ class TelemetryConfig:
         _check_at_least("max_series", self.max_series, 0)
         if not isinstance(self.rank_timeout_seconds, (int, float)) or not self.rank_timeout_seconds > 0:
             raise ConfigError(f"rank_timeout_seconds={self.rank_timeout_seconds!r}: expected seconds above 0")
+        if not isinstance(self.replay_warn_zero_overlap, (int, float)) or not 0 <= self.replay_warn_zero_overlap <= 1:
+            raise ConfigError(f"replay_warn_zero_overlap={self.replay_warn_zero_overlap!r}: expected a ratio, 0 to 1")
+        _check_at_least("replay_min_checked", self.replay_min_checked, 1)
         if self.run is not None and (not isinstance(self.run, str) or not self.run):
             raise ConfigError(f"run={self.run!r}: expected a non-empty string, or None to choose one")
         if not isinstance(self.per_expert, bool):

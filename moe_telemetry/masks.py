@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from moe_telemetry.errors import MaskError
@@ -25,6 +26,8 @@ class TokenMask:
 
     def __init__(self) -> None:
         self.stated: Tensor | None = None
+        self.batch_size = 1
+        """B of the last forward, where its input tells it."""
         self._running: list[Tensor | None] = []
 
     @property
@@ -58,7 +61,10 @@ class MaskTap:
         self._position = position
 
     def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note the mask of a call with these arguments."""
+        """Note the mask of a call with these arguments, and its batch size."""
+        tokens = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        if isinstance(tokens, Tensor) and tokens.ndim > 1 and not torch.compiler.is_compiling():
+            self.mask.batch_size = tokens.shape[0]
         if self._position < len(args):
             self.mask.enter(args[self._position])
         else:

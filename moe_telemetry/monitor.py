@@ -32,8 +32,11 @@ from moe_telemetry.errors import ConfigError, LifecycleError, MaskError, Reducti
 from moe_telemetry.history import History
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
+from moe_telemetry.recording import Recording
 from moe_telemetry.records import Health
 from moe_telemetry.reduce import Reducer, introduce
+from moe_telemetry.replay import Routes
+from moe_telemetry.route_control import RouteControl
 from moe_telemetry.routers import RouterOutput
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.taps import Tap
@@ -105,6 +108,7 @@ class Monitor:
             raise
         self._seat = seat
         self._history = History(layout.routers)
+        self._routes = RouteControl(models, self._taps, config)
         self._delivery = Delivery(
             [pair for pair in exporters if seat.leads_job or (seat.leads_node and exporter_scope(pair[1]) == "node")]
         )
@@ -156,6 +160,8 @@ class Monitor:
             last = now - 1
         self._step = now
         self._check_routers_once()
+        every = self._config.every_n_steps
+        self._routes.sample_next_step(wanted=(now + 1) // every != now // every)
         if now // self._config.every_n_steps == last // self._config.every_n_steps:
             return None
         self._attachment.follow_rebuilt_modules()
@@ -201,6 +207,8 @@ class Monitor:
         if reduced is None:
             return None
         self._history.advance(reduced)
+        if self._seat.leads_job:
+            self._routes.judge(self._history.layers)
         return self._make_snapshot(finished=False)
 
     @property
@@ -208,7 +216,7 @@ class Monitor:
         return {name: slot for slot, name in enumerate(self._attachment.stages.names)}
 
     def _make_snapshot(self, *, finished: bool) -> Snapshot:
-        layers = self._history.layers
+        layers, finding = self._history.layers, self._routes.finding
         return Snapshot(
             run=self._run,
             step=self._step or 0,
@@ -222,6 +230,8 @@ class Monitor:
                 overhead_seconds=self._overhead_seconds,
                 skipped_reductions=self._reducer.num_skipped,
                 export_errors=self._delivery.errors,
+                misalignment=None if finding is None else finding.cause,
+                misalignment_offset=0 if finding is None else finding.offset,
             ),
             labels=self._config.labels,
             leads=self._seat.leads_job,
@@ -245,6 +255,42 @@ class Monitor:
         """Count nothing inside the context."""
         self._require_open()
         return self._attachment.stages.all_to(UNCOUNTED_SLOT)
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Keep what the routers choose inside the context; its value has `.routes()`, for `replay` or a file.
+
+        In eager mode; recomputations under activation checkpointing are left out.
+        """
+        self._require_open()
+        return self._routes.record()
+
+    def replay(self, routes: Routes) -> AbstractContextManager[None]:
+        """Have the routers use these experts inside the context, one `with` block a microbatch.
+
+        The experts' weights are formed by the router from its live scores, so gradients reach it. Every
+        row is compared with the router's own choice and counted (`moe_replay_*`). A row that holds no
+        whole route falls back to the router's own choice. Recomputation under activation checkpointing
+        uses the same rows, also when the backward pass comes after the block.
+
+        Args:
+            routes: for every router of this rank: one route a row (batch-first, or packed), or, where the
+                model is given an attention mask `[B, S]`, one route a real token of B sequences.
+
+        Raises:
+            RoutesError: the routes are of another model or, in the forward, of another number of tokens;
+                or a router of this kind cannot be replayed into.
+            LifecycleError: other routes are in force, or the monitor is closed.
+        """
+        self._require_open()
+        return self._routes.use(routes, compares_only=False)
+
+    def check(self, routes: Routes) -> AbstractContextManager[None]:
+        """Compare these routes with the routers' own choice inside the context, and change nothing.
+
+        Arguments and errors are those of `replay`; every router can be checked.
+        """
+        self._require_open()
+        return self._routes.use(routes, compares_only=True)
 
     @contextmanager
     def valid_tokens(self, mask: Tensor) -> Iterator[None]:
@@ -308,6 +354,7 @@ class Monitor:
             return
         self._is_closed = True
         _open_monitors.discard(self)
+        self._routes.close()
         self._attachment.detach()
         try:
             reduced = self._reducer.reduce("close", self._step or 0, self._slots)

@@ -92,3 +92,7 @@ class Health:
     skipped_reductions: int = 0
     export_errors: Mapping[str, int] = field(default_factory=dict)
     """Failures by exporter name."""
+    misalignment: str | None = None
+    """The cause of misalignment last found in replayed routes; None where none was looked for."""
+    misalignment_offset: int = 0
+    """By how many rows or layers the replayed routes come late."""

@@ -78,6 +78,10 @@ class RouterSite:
     hook: Literal["output", "input"] = "output"
     negative_ids_are_dropped: bool = False
     """True where an id below 0 is a choice that the capacity dropped; else it is invalid."""
+    chooses_by_score: bool = True
+    """False where experts do not come from scores (hash-routed): a replay leaves such a router alone."""
+    replay_obstacle: str | None = None
+    """Why routes cannot be replayed into this router from outside; None where they can."""
 
 
 def read_output(output: object, num_experts: int, top_k: int | None = None) -> RouterOutput:

@@ -14,6 +14,7 @@ from moe_telemetry.catalog import Columns, Sample
 from moe_telemetry.errors import SnapshotError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
+from moe_telemetry.replay_samples import replay_counter_samples, replay_gauge_samples
 from moe_telemetry.replay_totals import ReplayTotals
 from moe_telemetry.samples import counter_samples, expert_columns, gauge_samples, health_samples
 from moe_telemetry.score_statistics import ScoreStatistics
@@ -72,8 +73,13 @@ class Snapshot:
 
     def _bounded_samples(self, scope: Scope) -> Iterator[Sample]:
         yield from counter_samples(self.layers, whole_job=scope == "job")
+        yield from replay_counter_samples(self.layers, whole_job=scope == "job")
         if scope == "job" or self.leads:
             yield from gauge_samples(self.layers)
+            yield from replay_gauge_samples(self.layers)
+            if self.health.misalignment is not None:
+                labels = {"cause": self.health.misalignment, "offset": str(self.health.misalignment_offset)}
+                yield Sample("moe_replay_misalignment_info", labels, 1)
         yield Sample("moe_telemetry_step", {}, self.step)
         yield Sample("moe_telemetry_last_step_timestamp_seconds", {}, self.time)
         yield from health_samples(self.health)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import NUM_SLOTS, count_choices, new_cells
+from moe_telemetry.counters import NUM_SLOTS, count_choices, is_recompute, new_cells
 from moe_telemetry.errors import ConfigError
-from moe_telemetry.masks import TokenMask
+from moe_telemetry.masks import TokenMask, fit_mask
+from moe_telemetry.recording import Recording
 from moe_telemetry.replay_totals import REPLAY_SUMS
 from moe_telemetry.routers import RouterOutput, RouterSite
 from moe_telemetry.score_statistics import MAX_FIELDS, NOTHING
@@ -28,6 +29,7 @@ class Tap:
         self.site = site
         self.read = site.read
         self.mask = mask
+        self.recording: Recording | None = None
         self._stages = stages
         self._make_counters(device)
 
@@ -48,6 +50,15 @@ class Tap:
             self._move(choices.device)
         slot = self.train_slot if training else self.eval_slot
         count_choices(self.cells, slot, choices, valid, top_k=self._top_k(choices), strict=strict)
+        if self.recording is not None and output.expert_ids is not None:
+            self._record(self.recording, choices, valid, strict=strict)
+
+    def _record(self, recording: Recording, expert_ids: Tensor, valid: Tensor | None, *, strict: bool) -> None:
+        if torch.compiler.is_compiling() or is_recompute():
+            return
+        num_tokens = expert_ids.numel() // expert_ids.shape[-1]
+        valid_T = None if valid is None else fit_mask(valid, num_tokens, strict=strict)
+        recording.add(self.site.key, expert_ids, valid_T, self.mask.batch_size)
 
     def _top_k(self, choices: Tensor) -> int:
         """Return K, or 0 where the ids tell it."""
