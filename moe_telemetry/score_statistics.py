@@ -5,6 +5,8 @@ What crosses ranks is data: `MEAN_FIELDS` and `COUNT_FIELDS` give the layout of 
 
     [sums of the means | rows in each of them | nan_rows, valid_rows | probability of expert 0, 1, ...]
 
+A router's counters hold `MICROBATCH_FIELDS` behind them.
+
 All entries are int64 in fixed point, so they add up to the same integer in any order of rows and
 ranks. A long run makes them wrap; `wrapped_difference` of two readings is exact all the same.
 """
@@ -14,19 +16,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "COUNT_FIELDS",
     "MAX_FIELDS",
     "MEAN_FIELDS",
+    "MICROBATCH_FIELDS",
     "NOTHING",
     "NUM_SUM_FIELDS",
     "PROBABILITY_SCALE",
+    "ScoreFunction",
+    "ScoreKind",
     "ScoreStatistics",
     "SumField",
+    "microbatch_max_violation",
     "sum_fields",
     "wrapped_difference",
 ]
+
+ScoreKind = Literal["logits", "probabilities", "auto"]
+"""What a router's scores are: `logits`; `probabilities`, meaning that the score function was applied
+already (they need not add up to 1); `auto`, told apart token by token on the device: a softmax's rows
+add up to 1, a sigmoid's lie between 0 and 1 (safe from 32 experts on). A sqrtsoftplus has no such mark."""
+
+ScoreFunction = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+"""What makes a router's scores of its logits."""
 
 _FINE = float(2**24)
 _COARSE = float(2**16)
@@ -68,6 +83,9 @@ MAX_FIELDS = (
 )
 """Kept by maximum. The bias is the same on every rank, so the maximum over ranks is the bias itself."""
 
+MICROBATCH_FIELDS = (SumField(name="violation", scale=_FINE), SumField(name="microbatches", scale=1.0))
+"""MaxVio of single router calls added up, and the number of calls that assigned anything."""
+
 NUM_SUM_FIELDS = 2 * len(MEAN_FIELDS) + len(COUNT_FIELDS)
 """Entries of the summed vector in front of those by expert."""
 
@@ -77,6 +95,12 @@ def sum_fields(num_experts: int) -> tuple[SumField, ...]:
     rows = (SumField(name=f"{field.name}_rows", scale=1.0) for field in MEAN_FIELDS)
     experts = (SumField(name=f"probability_{e}", scale=PROBABILITY_SCALE) for e in range(num_experts))
     return (*MEAN_FIELDS, *rows, *COUNT_FIELDS, *experts)
+
+
+def microbatch_max_violation(sums: Sequence[int]) -> float | None:
+    """Return the mean over microbatches of MaxVio from `MICROBATCH_FIELDS`, None where nothing was assigned."""
+    violation, microbatches = sums
+    return violation / MICROBATCH_FIELDS[0].scale / microbatches if microbatches else None
 
 
 def wrapped_difference(now: Sequence[int], before: Sequence[int]) -> list[int]:

@@ -5,22 +5,15 @@ Letters: T tokens, E experts.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moe_telemetry.errors import ConfigError
+from moe_telemetry.score_statistics import ScoreFunction, ScoreKind
 
 __all__ = ["Distribution", "ScoreFunction", "ScoreKind", "as_probabilities", "read_scores"]
-
-ScoreKind = Literal["logits", "probabilities", "auto"]
-"""What a router's scores are: `logits`; `probabilities`, meaning that the score function was applied
-already (they need not add up to 1); `auto`, told apart token by token on the device: a softmax's rows
-add up to 1, a sigmoid's lie between 0 and 1 (safe from 32 experts on). A sqrtsoftplus has no such mark."""
-
-ScoreFunction = Literal["softmax", "sigmoid", "sqrtsoftplus"]
-"""What makes a router's scores of its logits."""
 
 _TINY = torch.finfo(torch.float32).tiny
 # bfloat16 rounds each probability by up to 2**-9 of itself, so their sum by no more than that
