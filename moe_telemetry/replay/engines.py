@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moe_telemetry.errors import RoutesError
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.replay.payloads import MAX_IDS, IdArray, Payload, as_ids, decode_ids, decode_raw
+from moe_telemetry.replay.lazy import MAX_IDS
+from moe_telemetry.replay.payloads import IdArray, Payload, as_ids, decode_ids, decode_raw
 
 __all__ = [
     "ExpertMap",

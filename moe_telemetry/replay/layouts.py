@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from moe_telemetry.errors import RoutesError
+from moe_telemetry.replay.lazy import MAX_IDS
 from moe_telemetry.replay.order import check_layout
-from moe_telemetry.replay.payloads import MAX_IDS
 
 __all__ = ["lay_out", "slice_for_rank"]
 

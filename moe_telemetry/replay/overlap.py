@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = ["NarrowIds", "count_shared", "count_shared_by_pairs", "has_repeats", "narrow_ids"]
 
 _PAIRS_UP_TO_K = 24
+_UINT8_UP_TO_E = 2**8 - 2
 _INT16_UP_TO_E = 2**15 - 2
 _SIGNED = {torch.uint8: torch.int16, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
@@ -25,7 +26,7 @@ class NarrowIds(NamedTuple):
     """Expert ids of rows, in the form that is fast to compare."""
 
     ids_KT: Tensor
-    """int16 or int32, contiguous: 0 where the id was negative, E + 1 where it was E or more, else id + 1."""
+    """uint8, int16 or int32, contiguous: 0 where the id was negative, E + 1 where it was E or more, else id + 1."""
     num_experts: int
 
     @property
@@ -43,12 +44,17 @@ def narrow_ids(ids_TK: Tensor, num_experts: int) -> NarrowIds:
     """Return ids `[T, K]` of any integer dtype in narrow form; `ids_TK` is not written to."""
     # unsigned types first to a wider signed one: torch has hardly an operation for uint16 and wider
     signed_TK = ids_TK.to(_SIGNED.get(ids_TK.dtype, ids_TK.dtype))
-    narrow = torch.int16 if num_experts <= _INT16_UP_TO_E else torch.int32
     if torch.iinfo(signed_TK.dtype).max < num_experts:
-        signed_TK = signed_TK.to(narrow)
-    ids_KT = torch.empty(ids_TK.shape[::-1], dtype=narrow, device=ids_TK.device)
-    ids_KT.copy_(signed_TK.clamp(-1, num_experts).t())
-    return NarrowIds(ids_KT.add_(1), num_experts)
+        signed_TK = signed_TK.to(torch.int32)
+    ids_KT = torch.empty(ids_TK.shape[::-1], dtype=_narrow_dtype(num_experts), device=ids_TK.device)
+    # in uint8, -1 is 255, and one more is 0 again
+    return NarrowIds(ids_KT.copy_(signed_TK.clamp(-1, num_experts).t()).add_(1), num_experts)
+
+
+def _narrow_dtype(num_experts: int) -> torch.dtype:
+    if num_experts <= _UINT8_UP_TO_E:
+        return torch.uint8
+    return torch.int16 if num_experts <= _INT16_UP_TO_E else torch.int32
 
 
 def count_shared(chosen: NarrowIds, own: NarrowIds) -> Tensor:
@@ -64,7 +70,7 @@ def has_repeats(chosen: NarrowIds) -> Tensor:
 
 
 def count_shared_by_pairs(chosen_KT: Tensor, own_KT: Tensor) -> Tensor:
-    """Return int16 `[T]`: how many of `chosen_KT` are among `own_KT`, ids of one signed dtype, none negative."""
+    """Return int16 `[T]`: how many of `chosen_KT` are among `own_KT`, ids of one dtype, none negative."""
     # ids are not negative, so the exclusive or is 0 exactly where two are equal; unlike a comparison
     # it keeps the dtype, which is what lets the loop run at full vector width
     nearest_KT = chosen_KT ^ own_KT[0]

@@ -21,11 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe_telemetry.errors import RoutesError
+from moe_telemetry.replay.lazy import MAX_IDS
 
-__all__ = ["MAX_IDS", "IdArray", "Payload", "as_ids", "decode_ids", "decode_raw"]
-
-MAX_IDS = 2**28
-"""Most expert ids that one payload or file may hold: 1 GiB as int32."""
+__all__ = ["IdArray", "Payload", "as_ids", "decode_ids", "decode_raw"]
 
 _MAX_BYTES = 8 * MAX_IDS
 _MAGIC = b"\x93NUMPY"

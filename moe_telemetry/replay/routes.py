@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from moe_telemetry.errors import RoutesError
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.replay import engines, layouts, turns
-from moe_telemetry.replay.engines import ExpertMap
+from moe_telemetry.replay import layouts, lazy, turns
+from moe_telemetry.replay.lazy import MAX_IDS
 from moe_telemetry.replay.order import Layout
-from moe_telemetry.replay.payloads import MAX_IDS, IdArray, Payload
+
+if TYPE_CHECKING:
+    from moe_telemetry.replay.engines import ExpertMap
+    from moe_telemetry.replay.payloads import IdArray, Payload
 
 __all__ = ["Routes"]
 
@@ -97,7 +100,7 @@ class Routes:
         Raises:
             RoutesError: see the class; or A is neither all layers nor the routers.
         """
-        found = engines.read_array(ids, keys=keys, num_layers=num_layers, num_experts=num_experts)
+        found = lazy.engines().read_array(ids, keys=keys, num_layers=num_layers, num_experts=num_experts)
         lengths = (len(found.ids),) if sequence_lengths is None else tuple(sequence_lengths)
         return cls(found.ids, lengths, found.keys, num_experts, found.suspicions)
 
@@ -127,6 +130,7 @@ class Routes:
         Raises:
             RoutesError: the payload cannot be decoded, or does not fit the numbers given.
         """
+        engines = lazy.engines()
         arrays = [engines.decode(part) for part in (prompt, payload) if part is not None]
         found = engines.read_arrays(
             arrays,
@@ -162,6 +166,7 @@ class Routes:
         Raises:
             RoutesError: the payload cannot be decoded, or does not fit the numbers given.
         """
+        engines = lazy.engines()
         array = engines.decode_shapeless(
             payload, dtype=dtype, top_k=top_k, keys=keys, num_layers=num_layers, start=start, num_tokens=num_tokens
         )
@@ -209,7 +214,7 @@ class Routes:
         Raises:
             RoutesError: the file cannot be written, or safetensors is not installed.
         """
-        turns.storage().save_routes(self, Path(path))
+        lazy.storage().save_routes(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Routes:
@@ -218,7 +223,7 @@ class Routes:
         Raises:
             RoutesError: the file is missing, no routes file, damaged, or beyond the bounds.
         """
-        return cls(**turns.storage().load_fields(Path(path)))
+        return cls(**lazy.storage().load_fields(Path(path)))
 
     def to_layout(
         self,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from moe_telemetry.errors import ConfigError, RoutesError
 from moe_telemetry.identity import RouterKey
-from moe_telemetry.replay.payloads import MAX_IDS
+from moe_telemetry.replay.lazy import MAX_IDS
 
 if TYPE_CHECKING:
     from moe_telemetry.replay.routes import Routes

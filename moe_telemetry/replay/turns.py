@@ -6,20 +6,18 @@ Letters: T tokens, L router layers, K experts a token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moe_telemetry.errors import RoutesError
-from moe_telemetry.replay.payloads import MAX_IDS
+from moe_telemetry.replay.lazy import MAX_IDS
 
 if TYPE_CHECKING:
     from moe_telemetry.replay.routes import Routes
 
-__all__ = ["check_alike", "join_turns", "storage"]
+__all__ = ["check_alike", "join_turns"]
 
 
 def check_alike(samples: Sequence[Routes]) -> Routes:
@@ -85,15 +83,3 @@ def _placed(turns: Sequence[Routes | None], starts: Sequence[int] | None) -> lis
     if not placed:
         raise RoutesError("the first turn has no routes, so there is nothing to join")
     return placed
-
-
-def storage() -> ModuleType:
-    """Return the module that reads and writes files.
-
-    Raises:
-        RoutesError: safetensors is not installed.
-    """
-    try:
-        return import_module("moe_telemetry.replay.storage")
-    except ModuleNotFoundError as error:
-        raise RoutesError(f"route files need {error.name}: pip install safetensors") from error
