@@ -14,7 +14,9 @@ from moe_telemetry.errors import ConfigError
 __all__ = ["TelemetryConfig", "run_id_of_launcher"]
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_RESERVED_LABELS = frozenset({"run", "stage", "block", "layer", "expert", "exporter", "outcome", "version"})
+_RESERVED_LABELS = frozenset(
+    {"run", "stage", "block", "layer", "expert", "exporter", "outcome", "version", "cause", "offset"}
+)
 _RUN_VARIABLES = ("WANDB_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 

@@ -9,7 +9,8 @@ import pytest
 from moe_telemetry.catalog import METRICS, Metric
 from moe_telemetry.testing import make_snapshot
 
-ROUTER = ("stage", "block", "layer")
+LAYER = ("block", "layer")
+ROUTER = ("stage", *LAYER)
 
 # Adding a name is a feature and goes below; changing or removing one, or its labels, breaks dashboards and alerts.
 FROZEN = {
@@ -20,6 +21,17 @@ FROZEN = {
     "moe_load_gini_ratio": ROUTER,
     "moe_load_max_violation_ratio": ROUTER,
     "moe_load_min_violation_ratio": ROUTER,
+    "moe_replay_agreement_ratio": LAYER,
+    "moe_replay_check_blind": LAYER,
+    "moe_replay_corrected_agreement_ratio": LAYER,
+    "moe_replay_coverage_ratio": LAYER,
+    "moe_replay_longest_equal_run_tokens": LAYER,
+    "moe_replay_misalignment_info": ("cause", "offset"),
+    "moe_replay_shared_fraction_total": LAYER,
+    "moe_replay_tie_tolerant_agreement_ratio": LAYER,
+    "moe_replay_tokens_total": (*LAYER, "outcome"),
+    "moe_replay_zero_overlap_ratio": LAYER,
+    "moe_replay_zero_overlap_tokens_total": LAYER,
     "moe_router_assignments_total": ROUTER,
     "moe_router_dropped_assignments_total": ROUTER,
     "moe_router_invalid_assignments_total": ROUTER,
@@ -74,11 +86,14 @@ def test_the_opentelemetry_name_has_dots_and_no_total(metric: Metric) -> None:
 
 def test_one_word_stands_for_one_idea() -> None:
     labels = {label for metric in METRICS.values() for label in metric.labels}
-    assert labels == {"stage", "block", "layer", "expert", "exporter", "version"}
+    assert labels == {"stage", "block", "layer", "expert", "exporter", "version", "outcome", "cause", "offset"}
 
 
 def test_samples_have_the_names_and_labels_of_the_table() -> None:
-    snapshot = make_snapshot(per_expert=True)
+    snapshot = make_snapshot(per_expert=True, replayed=True)
     samples = list(snapshot.samples())
-    assert {sample.name for sample in samples} == set(METRICS) - {"moe_telemetry_export_errors_total"}
+    assert {sample.name for sample in samples} == set(METRICS) - {
+        "moe_replay_misalignment_info",
+        "moe_telemetry_export_errors_total",
+    }
     assert all(tuple(sample.labels) == METRICS[sample.name].labels for sample in samples)

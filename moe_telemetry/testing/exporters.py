@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from moe_telemetry.environment import fields_from_env
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.plugins import Exporter
 from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
+from moe_telemetry.replay_totals import REPLAY_SUMS, ReplayTotals
 from moe_telemetry.snapshot import Snapshot
 
 __all__ = ["ExporterContract", "RecordingExporter", "make_snapshot"]
@@ -30,6 +31,7 @@ def make_snapshot(
     stages: Sequence[str] = ("train",),
     run: str = "run-1",
     labels: Mapping[str, str] | None = None,
+    replayed: bool = False,
     per_expert: bool = False,
     max_series: int = 50_000,
     node: int = 0,
@@ -48,12 +50,15 @@ def make_snapshot(
     layers = {}
     for layer in range(first_layer, first_layer + num_layers):
         of_a_step = {stage: _counts_of_step(chance, num_experts, top_k, tokens_per_step) for stage in stages}
+        if replayed:
+            of_a_step = {stage: _replayed(counts, top_k) for stage, counts in of_a_step.items()}
         total = {stage: _times(counts, step) for stage, counts in of_a_step.items()}
         layers[RouterKey("decoder", layer)] = LayerSnapshot(
             num_experts=num_experts,
             total=total,
             window={stage: _times(counts, window_steps) for stage, counts in of_a_step.items() if window_steps},
             share={stage: _part(counts.as_share(), node, num_nodes) for stage, counts in total.items()},
+            worst_rank_zero_overlap=0.005 if replayed and window_steps else None,
         )
     return Snapshot(
         run=run,
@@ -76,6 +81,25 @@ def _counts_of_step(chance: random.Random, num_experts: int, top_k: int, tokens:
     return Counts(tokens=tokens, padding_tokens=tokens // 16, assignments=assignments, dropped=tokens // 64)
 
 
+def _replayed(counts: Counts, top_k: int) -> Counts:
+    """Return the counts of a step in which one token in 64 has no route, and one choice in 128 differs."""
+    missing = counts.tokens // 64
+    checked = counts.tokens - missing
+    shared = checked * top_k - checked // 64
+    replay = ReplayTotals(
+        num_experts=len(counts.assignments),
+        top_k=top_k,
+        replayed=counts.tokens,
+        missing=missing,
+        checked=checked,
+        shared_experts=shared,
+        tie_checked=checked,
+        tie_shared_experts=shared,
+        longest_equal_run=1,
+    )
+    return replace(counts, replay=replay)
+
+
 def _times(counts: Counts, steps: int) -> Counts:
     return Counts(
         tokens=counts.tokens * steps,
@@ -83,6 +107,7 @@ def _times(counts: Counts, steps: int) -> Counts:
         assignments=tuple(count * steps for count in counts.assignments),
         dropped=counts.dropped * steps,
         invalid=counts.invalid * steps,
+        replay=None if counts.replay is None else _each(counts.replay, lambda count: count * steps),
     )
 
 
@@ -96,7 +121,12 @@ def _part(share: Share, node: int, num_nodes: int) -> Share:
         assignments=of(share.assignments),
         dropped=of(share.dropped),
         invalid=of(share.invalid),
+        replay=None if share.replay is None else _each(share.replay, of),
     )
+
+
+def _each(replay: ReplayTotals, change: Callable[[int], int]) -> ReplayTotals:
+    return replace(replay, **{name: change(getattr(replay, name)) for name in REPLAY_SUMS})
 
 
 class RecordingExporter:
