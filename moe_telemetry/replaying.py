@@ -117,19 +117,7 @@ class ReplayState:
             if (module := tap.site.module) is not None and tap.site.hook == "output":
                 module.__dict__["forward"] = partial(_forward, tap, self, module.forward)
                 self._installed.append(module)
-        self._handles = [model.register_forward_hook(self._mark_backward) for model in models]
-
-    def _mark_backward(self, _module: nn.Module, _args: object, output: object) -> None:
-        """Have the backward of this forward announce itself before it reaches a checkpoint."""
-        if torch.compiler.is_compiling() or is_recompute():
-            return
-        replaying = self.active
-        for tensor in _tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._begin_backward, replaying))
-
-    def _begin_backward(self, replaying: Replaying | None, _gradient: Tensor) -> None:
-        self.in_backward = replaying
+        self._handles = [model.register_forward_hook(partial(_mark_backward, self)) for model in models]
 
     def remove(self) -> None:
         """Take the interception out again."""
@@ -145,6 +133,19 @@ class ReplayState:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Leave a pickled model without routes."""
         return type(None), ()
+
+
+def _mark_backward(state: ReplayState | None, _module: nn.Module, _args: object, output: object) -> None:
+    """Have the backward of this forward announce itself before it reaches a checkpoint."""
+    if state is None or torch.compiler.is_compiling() or is_recompute():
+        return
+    for tensor in _tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(partial(_begin_backward, state, state.active))
+
+
+def _begin_backward(state: ReplayState, replaying: Replaying | None, _gradient: Tensor) -> None:
+    state.in_backward = replaying
 
 
 class _Interception(TorchFunctionMode):

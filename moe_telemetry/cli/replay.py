@@ -1,0 +1,20 @@
+"""`moe-telemetry replay ...`: the commands on route files."""
+
+from __future__ import annotations
+
+import argparse
+
+from moe_telemetry.cli import replay_check
+
+__all__ = ["add_parser"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the group of commands to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="work on files of expert routes",
+        epilog="Example: moe-telemetry replay check rollout.safetensors trainer.safetensors",
+    )
+    commands = parser.add_subparsers(title="commands", dest="replay_command", required=True, metavar="COMMAND")
+    replay_check.add_parser(commands)
