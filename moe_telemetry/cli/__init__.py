@@ -6,21 +6,30 @@ Every command exits with 0, with 1 where it found something wrong, and with 2 wh
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from moe_telemetry._version import __version__
-from moe_telemetry.cli import demo, doctor, metrics
+from moe_telemetry.cli import demo, doctor, metrics, replay
 from moe_telemetry.errors import TelemetryError
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = (demo, doctor, metrics)
+_COMMANDS = (demo, doctor, metrics, replay)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, and so are those of its commands, that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="moe-telemetry",
         description="See the routers of Mixture-of-Experts models.",
         epilog="Start with: moe-telemetry demo",
@@ -37,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         exit_code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader, such as `head`, has what it wants; what is buffered must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (TelemetryError, OSError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)
         return 2

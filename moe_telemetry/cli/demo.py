@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="processes to train on (2)")
     parser.add_argument("--steps", type=_positive, default=150, metavar="N", help="optimizer steps (150)")
     parser.add_argument("--every", type=_positive, default=5, metavar="N", help="steps between two exports (5)")
-    parser.add_argument("--port", type=int, default=9464, help="port of the Prometheus endpoint (9464)")
-    parser.add_argument("--logdir", default="runs/moe-demo", help="folder for TensorBoard (runs/moe-demo)")
+    parser.add_argument("--port", type=_port, default=9464, metavar="N", help="port of the Prometheus endpoint (9464)")
+    parser.add_argument("--logdir", default="runs/moe-demo", metavar="FOLDER", help="TensorBoard logs (runs/moe-demo)")
     parser.add_argument("--serve", action="store_true", help="keep the endpoint up after training, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print only the summary, as JSON")
     parser.set_defaults(run=run)
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from moe_telemetry.demo.report import as_json, as_text
 
     port = usable_port(arguments.port)
-    if port != arguments.port:
+    if port != arguments.port and arguments.port:
         print(f"moe-telemetry: port {arguments.port} is taken; the endpoint is at {port}", file=sys.stderr)
     exporters = ("prometheus", "tensorboard") if arguments.json else ("console", "prometheus", "tensorboard")
     options = DemoOptions(
@@ -48,14 +48,27 @@ def run(arguments: argparse.Namespace) -> int:
         serve=arguments.serve,
     )
     if not arguments.json:
-        print(f"Training on {arguments.ranks} ranks; the endpoint is http://127.0.0.1:{port}/metrics", flush=True)
+        print(f"Starting {arguments.ranks} ranks, which takes about 10 seconds. Ctrl-C ends the demo early.")
+        print(f"Metrics will be at http://127.0.0.1:{port}/metrics", flush=True)
     snapshot = launch(options, arguments.ranks)
     print(json.dumps(as_json(snapshot), indent=2) if arguments.json else as_text(snapshot, options))
     return 0
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return _whole_number(text, 1, None)
+
+
+def _port(text: str) -> int:
+    return _whole_number(text, 0, 65535)
+
+
+def _whole_number(text: str, least: int, most: int | None) -> int:
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {allowed}")
     return number

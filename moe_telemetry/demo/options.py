@@ -16,6 +16,8 @@ class DemoOptions:
     """Optimizer steps."""
     every_n_steps: int = 5
     """Steps between two reductions."""
+    evaluate_every_n_steps: int = 25
+    """Steps between two batches in evaluation mode."""
     port: int = 9464
     """Port of the Prometheus endpoint."""
     logdir: str = "runs/moe-demo"

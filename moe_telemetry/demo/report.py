@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from moe_telemetry.demo.options import DemoOptions
@@ -21,7 +23,9 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "steps": snapshot.step,
         "ranks": snapshot.world_size,
         "tokens": tokens_by_stage(snapshot, "total"),
-        "layers": {str(layer.router): _layer(layer.stats.max_violation, layer.stats.entropy) for layer in summary.layers},
+        "layers": {
+            str(layer.router): _layer(layer.stats.max_violation, layer.stats.entropy) for layer in summary.layers
+        },
         "hottest_experts": [_hot(hot) for hot in summary.hottest_experts(_NUM_HOT)],
         "dead_experts": [str(expert) for expert in summary.dead_experts],
         "export_errors": dict(snapshot.health.export_errors),
@@ -29,30 +33,60 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def as_text(snapshot: Snapshot, options: DemoOptions) -> str:
-    """Return the summary for a reader at a terminal."""
+    """Return the summary for a reader at a terminal of 80 columns."""
     summary = JobSummary.of(snapshot, period="total", stage="train")
     tokens = ", ".join(f"{count:,} in {stage}" for stage, count in tokens_by_stage(snapshot, "total").items())
-    hottest = ", ".join(f"{hot.expert} ({hot.share:.1%})" for hot in summary.hottest_experts(_NUM_HOT))
-    dead = ", ".join(map(str, summary.dead_experts)) or "none"
-    worst = summary.worst_layer
-    lines = [
-        "",
-        f"Run {snapshot.run}: {snapshot.step} steps on {snapshot.world_size} ranks",
-        f"  tokens           {tokens}",
-        f"  hottest experts  {hottest}    (layer/expert, share of its layer)",
-        f"  dead experts     {dead}",
+    rows = [
+        ("tokens", [tokens]),
+        ("hottest experts", _hottest_lines(summary)),
+        ("dead experts", _dead_lines(summary)),
+        ("least balanced", _worst_lines(summary)),
+        ("failed exports", [f"{name}: {count}" for name, count in snapshot.health.export_errors.items() if count]),
     ]
-    if worst is not None:
-        lines.append(f"  least balanced   {worst.router}: MaxVio {worst.stats.max_violation:.2f}")
-    return "\n".join([*lines, "", "Where to look next", *_next(options)])
+    head = f"Run {snapshot.run}: {snapshot.step} steps on {snapshot.world_size} ranks"
+    return "\n".join(["", head, *_block(rows), "", "Where to look next", *_block(_next_rows(options))])
 
 
-def _next(options: DemoOptions) -> list[str]:
+def _block(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return rows of a title and the lines beside it; without lines, no title."""
+    return [f"  {'' if index else title:<17}{line}" for title, lines in rows for index, line in enumerate(lines)]
+
+
+def _hottest_lines(summary: JobSummary) -> list[str]:
+    hottest = summary.hottest_experts(_NUM_HOT)
+    if not hottest:
+        return []
+    even = 1 / next(
+        len(layer.counts.assignments) for layer in summary.layers if layer.router == hottest[0].expert.router
+    )
+    first, *others = [f"{hot.expert!s:<14}{hot.share:>6.1%}" for hot in hottest]
+    return [f"{first}  of its layer; an even share is {even:.1%}", *others]
+
+
+def _dead_lines(summary: JobSummary) -> list[str]:
+    dead: dict[str, list[str]] = {}
+    for expert in summary.dead_experts:
+        dead.setdefault(str(expert.router), []).append(str(expert.expert))
+    num_experts = sum(len(layer.counts.assignments) for layer in summary.layers)
+    lines = [f"{router}: {', '.join(experts)}" for router, experts in dead.items()]
+    return [line for text in lines for line in wrap(text, 60)] or [f"none of {num_experts}"]
+
+
+def _worst_lines(summary: JobSummary) -> list[str]:
+    worst = summary.worst_layer
+    if worst is None:
+        return []
+    excess = worst.stats.max_violation
+    return [f"{worst.router}, MaxVio {excess:.2f}: its hottest expert has {1 + excess:.1f} times the mean"]
+
+
+def _next_rows(options: DemoOptions) -> list[tuple[str, list[str]]]:
+    url = f"http://127.0.0.1:{options.port}/metrics"
     return [
-        f"  TensorBoard      tensorboard --logdir {options.logdir}",
-        f"  Prometheus       moe-telemetry demo --serve keeps http://127.0.0.1:{options.port}/metrics up to be scraped",
-        "  your own model   README.md: three lines around the training loop",
-        "  all metrics      moe-telemetry metrics",
+        ("TensorBoard", [f"tensorboard --logdir {options.logdir}"]),
+        ("Prometheus", ["moe-telemetry demo --serve", f"keeps {url} up until Ctrl-C"]),
+        ("your own model", ["README.md: three lines around the training loop"]),
+        ("all metrics", ["moe-telemetry metrics"]),
     ]
 
 

@@ -27,7 +27,9 @@ def read_sources(num_bytes: int = 2_000_000) -> list[bytes]:
     return sources
 
 
-def batches(sources: list[bytes], *, batch_size: int, sequence_length: int, rank: int, num_ranks: int) -> Iterator[Batch]:
+def batches(
+    sources: list[bytes], *, batch_size: int, sequence_length: int, rank: int, num_ranks: int
+) -> Iterator[Batch]:
     """Yield batches for ever; each rank sees files of its own, cut into sequences, the last one padded."""
     mine = sources[rank::num_ranks]
     pieces: list[bytes] = []

@@ -5,23 +5,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from moe_telemetry.demo.text import Batch
-from moe_telemetry.errors import ConfigError
 
 __all__ = ["Trainer", "build_model"]
 
 
 def build_model(seed: int = 0) -> nn.Module:
-    """Return a Qwen3-MoE of 1.5 million weights: 4 layers, the first dense, 16 experts, top-4, byte tokens.
-
-    Raises:
-        ConfigError: `transformers` is not installed.
-    """
-    try:
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-    except ModuleNotFoundError as error:
-        raise ConfigError("the demo needs transformers: pip install 'moe-telemetry[transformers]'") from error
+    """Return a Qwen3-MoE of 1.5 million weights: 4 layers, the first dense, 16 experts, top-4, byte tokens."""
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
         vocab_size=256,

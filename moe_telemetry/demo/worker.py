@@ -21,7 +21,6 @@ from moe_telemetry.snapshot import Snapshot
 
 __all__ = ["main", "run"]
 
-_EVAL_EVERY = 25
 _BATCH_SIZE = 8
 _SEQUENCE_LENGTH = 128
 
@@ -42,15 +41,15 @@ def run(options: DemoOptions, prepare: Callable[[nn.Module], object] | None = No
     with watch(model, *options.exporters, every_n_steps=options.every_n_steps, per_expert=True) as monitor:
         for step in range(1, options.steps + 1):
             trainer.train(next(text))
-            if step % _EVAL_EVERY == 0:
+            if step % options.evaluate_every_n_steps == 0:
                 trainer.evaluate(next(text))
             monitor.step(step)
             if _any_rank_stops(options):
                 break
         snapshot = monitor.snapshot()
         _write_summary(options, snapshot)
-        while options.serve and not Path(options.stop_file).exists():
-            time.sleep(0.2)  # the monitor is still open, and with it the endpoint
+        if options.serve:
+            _serve(options)  # the monitor is still open, and with it the endpoint
     return snapshot
 
 
@@ -66,16 +65,24 @@ def _write_summary(options: DemoOptions, snapshot: Snapshot) -> None:
         Path(options.summary_file).write_text(snapshot.to_json(), encoding="utf-8")
 
 
-def main(argument: str) -> None:
+def _serve(options: DemoOptions) -> None:
+    if dist.get_rank() == 0 and not Path(options.stop_file).exists():
+        # stderr: the launcher may have been asked for JSON on stdout
+        print(f"Trained. http://127.0.0.1:{options.port}/metrics stays up until Ctrl-C.", file=sys.stderr, flush=True)
+    while not Path(options.stop_file).exists():
+        time.sleep(0.2)
+
+
+def main(argument: str, prepare: Callable[[nn.Module], object] | None = None) -> None:
     """Run one rank under torchrun, with the options as `DemoOptions.to_json` writes them."""
     options = DemoOptions.from_json(argument)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    os.environ.setdefault("MOE_TELEMETRY_PROMETHEUS_PORT", str(options.port))
-    os.environ.setdefault("MOE_TELEMETRY_TENSORBOARD_LOGDIR", options.logdir)
+    os.environ["MOE_TELEMETRY_PROMETHEUS_PORT"] = str(options.port)
+    os.environ["MOE_TELEMETRY_TENSORBOARD_LOGDIR"] = options.logdir
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        run(options)
+        run(options, prepare)
     finally:
         dist.destroy_process_group()
 
