@@ -114,7 +114,7 @@ class ReplayState:
         if self._installed:
             return
         for tap in taps.values():
-            if (module := tap.site.module) is not None and tap.site.hook == "output":
+            if (module := tap.site.module) is not None:
                 module.__dict__["forward"] = partial(_forward, tap, self, module.forward)
                 self._installed.append(module)
         self._handles = [model.register_forward_hook(partial(_mark_backward, self)) for model in models]
@@ -179,6 +179,9 @@ def _forward(tap: Tap | None, state: ReplayState | None, forward: Callable[..., 
     replaying = state.now() if state is not None else None
     if tap is None or state is None or replaying is None or not tap.site.chooses_by_score:
         return forward(*args, **kwargs)
+    if tap.site.hook == "input":
+        _compare_output(tap, state, replaying, tap.read(args, kwargs, None))
+        return forward(*args, **kwargs)
     top_k = replaying.routes.ids.shape[-1]
     interception = _Interception(tap.site.num_experts, top_k, partial(_choose, tap, state, replaying))
     with interception:
@@ -199,7 +202,7 @@ def _choose(tap: Tap, state: ReplayState, replaying: Replaying, scores: Tensor, 
 
 
 def _compare_output(tap: Tap, state: ReplayState, replaying: Replaying, output: RouterOutput) -> None:
-    """Compare by the router's output, where its top-k was not seen.
+    """Compare by what the router's hook reads, where its top-k cannot be seen.
 
     Raises:
         RoutesError: routes were to be replayed: they cannot reach this router.

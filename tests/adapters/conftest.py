@@ -89,7 +89,7 @@ class Family:
             model(input_ids=ids, **more, **self.inputs)
 
 
-def tiny_config(config_class: type, overrides: dict[str, Any]) -> Any:  # noqa: ANN401
+def tiny_config(config_class: type, overrides: dict[str, Any]) -> Any:
     """Return a config with every size that it knows made tiny; a dict makes the sub-config of that name."""
     known = {name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})}
     known |= {name for name, target in config_class.attribute_map.items() if target not in known}

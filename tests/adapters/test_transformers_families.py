@@ -1,6 +1,6 @@
 """Every family of transformers with routers: what is found, and that it reads what was dispatched."""
 
-# ruff: noqa: ANN401  # hooks take and give anything
+# hooks take and give anything
 
 from __future__ import annotations
 
