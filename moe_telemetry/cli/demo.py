@@ -18,6 +18,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "live table, a Prometheus endpoint and TensorBoard logs. Ends by itself; Ctrl-C ends it early.",
         epilog="Example: moe-telemetry demo --steps 300 --serve",
     )
+    parser.add_argument(
+        "--scenario",
+        choices=("train", "replay", "shifted"),
+        default="train",
+        help="replay: train on the routes of a rollout in bfloat16; shifted: give them to the wrong tokens (train)",
+    )
     parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="processes to train on (2)")
     parser.add_argument("--steps", type=_positive, default=150, metavar="N", help="optimizer steps (150)")
     parser.add_argument("--every", type=_positive, default=5, metavar="N", help="steps between two exports (5)")
@@ -40,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"moe-telemetry: port {arguments.port} is taken; the endpoint is at {port}", file=sys.stderr)
     exporters = ("prometheus", "tensorboard") if arguments.json else ("console", "prometheus", "tensorboard")
     options = DemoOptions(
+        scenario=arguments.scenario,
+        warm_up_steps=min(50, arguments.steps // 2),
         steps=arguments.steps,
         every_n_steps=arguments.every,
         port=port,

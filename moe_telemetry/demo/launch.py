@@ -69,28 +69,42 @@ def _command(options: DemoOptions, num_ranks: int) -> list[str]:
 
 def _run_ranks(command: list[str], run: str, stop_file: Path) -> int:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **os.environ, "MOE_TELEMETRY_RUN": run}
-    with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+    stop = _Stop(stop_file)
+    with _handled_by(stop, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # a session of their own: Ctrl-C reaches this process alone, which asks the ranks to stop together
         ranks = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            return ranks.wait()
-        except KeyboardInterrupt:
-            stop_file.touch()
-        try:
-            return ranks.wait(_PATIENCE_SECONDS)
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            return _kill(ranks)
+        while not stop.is_overdue:
+            with suppress(subprocess.TimeoutExpired):
+                return ranks.wait(0.2)
+        return _kill(ranks)
+
+
+class _Stop:
+    """A signal handler: the first signal asks the ranks to stop, a second one has no patience left."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._deadline = float("inf")
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        # an exception instead could come while the ranks are being started, and leave them running
+        is_second = self._deadline < float("inf")
+        self._deadline = time.monotonic() + (0 if is_second else _PATIENCE_SECONDS)
+        self._file.touch()
+
+    @property
+    def is_overdue(self) -> bool:
+        return time.monotonic() >= self._deadline
 
 
 @contextmanager
-def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Raise KeyboardInterrupt for these signals too."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+def _handled_by(handler: _Stop, *signals: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _kill(ranks: subprocess.Popen[bytes]) -> int:

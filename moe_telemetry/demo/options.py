@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 __all__ = ["DemoOptions"]
 
@@ -12,6 +13,10 @@ __all__ = ["DemoOptions"]
 class DemoOptions:
     """Options of every rank of the demo."""
 
+    scenario: Literal["train", "replay", "shifted"] = "train"
+    """`replay` trains on routes of a rollout in bfloat16 after a warm-up; `shifted` gives them to the wrong tokens."""
+    warm_up_steps: int = 50
+    """Steps before the first replay: routing has to be learned before it can be wrong."""
     steps: int = 150
     """Optimizer steps."""
     every_n_steps: int = 5

@@ -7,6 +7,8 @@ from textwrap import wrap
 from typing import Any
 
 from moe_telemetry.demo.options import DemoOptions
+from moe_telemetry.identity import RouterKey
+from moe_telemetry.replay_totals import ReplayTotals
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.summary import HotExpert, JobSummary, tokens_by_stage
 
@@ -29,6 +31,8 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "hottest_experts": [_hot(hot) for hot in summary.hottest_experts(_NUM_HOT)],
         "dead_experts": [str(expert) for expert in summary.dead_experts],
         "export_errors": dict(snapshot.health.export_errors),
+        "replay": {str(key): _replay(totals) for key, totals in _replays(snapshot).items()},
+        "misalignment": snapshot.health.misalignment,
     }
 
 
@@ -41,6 +45,7 @@ def as_text(snapshot: Snapshot, options: DemoOptions) -> str:
         ("hottest experts", _hottest_lines(summary)),
         ("dead experts", _dead_lines(summary)),
         ("least balanced", _worst_lines(summary)),
+        ("replayed routes", _replay_lines(snapshot)),
         ("failed exports", [f"{name}: {count}" for name, count in snapshot.health.export_errors.items() if count]),
     ]
     head = f"Run {snapshot.run}: {snapshot.step} steps on {snapshot.world_size} ranks"
@@ -77,7 +82,37 @@ def _worst_lines(summary: JobSummary) -> list[str]:
     if worst is None:
         return []
     excess = worst.stats.max_violation
-    return [f"{worst.router}, MaxVio {excess:.2f}: its hottest expert has {1 + excess:.1f} times the mean"]
+    return [f"{worst.router}, MaxVio {excess:.2f} (hottest expert: {1 + excess:.1f} x the mean)"]
+
+
+def _replays(snapshot: Snapshot) -> dict[RouterKey, ReplayTotals]:
+    return {
+        key: replay
+        for key, layer in snapshot.layers.items()
+        if (counts := layer.total.get("train")) is not None and (replay := counts.replay) is not None
+    }
+
+
+def _replay_lines(snapshot: Snapshot) -> list[str]:
+    lines = [
+        f"{key!s:<14}agreement {replay.agreement or 0:.1%}, zero overlap {replay.zero_overlap_ratio or 0:.1%}"
+        for key, replay in _replays(snapshot).items()
+    ]
+    return [*lines, f"cause found: {snapshot.health.misalignment}"] if snapshot.health.misalignment else lines
+
+
+def _replay(replay: ReplayTotals) -> dict[str, float | None]:
+    return {
+        "checked": replay.checked,
+        "agreement": _rounded(replay.agreement),
+        "tie_tolerant_agreement": _rounded(replay.tie_tolerant_agreement),
+        "zero_overlap_ratio": _rounded(replay.zero_overlap_ratio),
+        "coverage": _rounded(replay.coverage),
+    }
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 4)
 
 
 def _next_rows(options: DemoOptions) -> list[tuple[str, list[str]]]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moe_telemetry.demo.options import DemoOptions
+from moe_telemetry.demo.rollout import Rollout
 from moe_telemetry.demo.text import batches, read_sources
 from moe_telemetry.demo.training import Trainer, build_model
 from moe_telemetry.monitor import watch
@@ -39,8 +40,14 @@ def run(options: DemoOptions, prepare: Callable[[nn.Module], object] | None = No
         num_ranks=dist.get_world_size(),
     )
     with watch(model, *options.exporters, every_n_steps=options.every_n_steps, per_expert=True) as monitor:
+        rollout = Rollout(model, monitor.routers, is_shifted=options.scenario == "shifted")
         for step in range(1, options.steps + 1):
-            trainer.train(next(text))
+            if options.scenario == "train" or step <= options.warm_up_steps:
+                trainer.train(next(text))
+            else:
+                batch = next(text)
+                with monitor.replay(rollout.routes(model, batch)):
+                    trainer.train(batch)
             if step % options.evaluate_every_n_steps == 0:
                 trainer.evaluate(next(text))
             monitor.step(step)
