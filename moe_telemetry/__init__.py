@@ -20,6 +20,11 @@ from moe_telemetry._version import __version__
 if TYPE_CHECKING:
     from moe_telemetry.catalog import METRICS, Metric, Sample
     from moe_telemetry.config import TelemetryConfig
+    from moe_telemetry.diagnostics import (
+        ROUTER_DIAGNOSTIC_CHANNEL_COUNT,
+        RouterDiagnosticChannel,
+        build_router_diagnostics,
+    )
     from moe_telemetry.errors import (
         ConfigError,
         ExporterError,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "catalog": ("METRICS", "Metric", "Sample"),
     "config": ("TelemetryConfig",),
+    "diagnostics": ("ROUTER_DIAGNOSTIC_CHANNEL_COUNT", "RouterDiagnosticChannel", "build_router_diagnostics"),
     "errors": (
         "ConfigError",
         "ExporterError",
@@ -68,6 +74,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "METRICS",
+    "ROUTER_DIAGNOSTIC_CHANNEL_COUNT",
     "ConfigError",
     "Counts",
     "Exporter",
@@ -82,6 +89,7 @@ __all__ = [
     "NoRouterFoundError",
     "ReductionError",
     "RouteComparison",
+    "RouterDiagnosticChannel",
     "RouterKey",
     "RouterKeyError",
     "RouterOutput",
@@ -94,6 +102,7 @@ __all__ = [
     "TelemetryConfig",
     "TelemetryError",
     "__version__",
+    "build_router_diagnostics",
     "compare_routes",
     "locate_misalignment",
     "watch",

@@ -14,6 +14,7 @@ from moe_telemetry.hooks import hook_masks, hook_router, unhook
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.masks import TokenMask
 from moe_telemetry.routers import RouterSite
+from moe_telemetry.score_counters import Sampling
 from moe_telemetry.stages import StageSlots
 from moe_telemetry.taps import Tap
 
@@ -25,14 +26,32 @@ _logger = logging.getLogger("moe_telemetry")
 class Attachment:
     """The taps of one monitor on the routers of its models."""
 
-    def __init__(self, models: Sequence[nn.Module], routers: Routers | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        routers: Routers | None = None,
+        *,
+        scores: bool = False,
+        per_sequence: bool = False,
+    ) -> None:
         self.mask = TokenMask()
+        self.sampling = Sampling()
         self.stages = StageSlots()
         self._models = models
         self._routers = routers
         self._hooked: list[nn.Module] = []
         sites = find_sites(models, routers)
-        self.taps = {site.key: Tap(site, self.mask, self.stages, _device_of(site, models)) for site in sites}
+        self.taps = {
+            site.key: Tap(
+                site,
+                self.mask,
+                self.stages,
+                _device_of(site, models),
+                sampling=self.sampling if scores else None,
+                per_sequence=per_sequence,
+            )
+            for site in sites
+        }
         self._attach()
 
     def _attach(self) -> None:
@@ -75,8 +94,7 @@ class Attachment:
     def _move(self, tap: Tap, site: RouterSite) -> None:
         if tap.site.module is not None:
             unhook(tap.site.module)
-        tap.site = site
-        tap.read = site.read
+        tap.follow(site)
         self._hook(tap)
 
     def detach(self) -> None:

@@ -3,56 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple
 
-__all__ = ["METRICS", "Columns", "Metric", "Sample"]
+from moe_telemetry.metric import Columns, Metric, Sample
+from moe_telemetry.score_metrics import LOAD_SHAPE_METRICS, SCORE_METRICS
 
-Kind = Literal["counter", "gauge"]
-Source = Literal["node", "job", "process"]
+__all__ = ["METRICS", "Columns", "Metric", "Sample", "metric_of"]
 
 _ROUTER = ("stage", "block", "layer")
 _LAYER = ("block", "layer")
-
-
-class Sample(NamedTuple):
-    """One number to export: a metric's name as Prometheus shows it, its labels, its value."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-class Columns(NamedTuple):
-    """All samples of one metric, its labels and values side by side: for sinks that take many at once."""
-
-    name: str
-    labels: tuple[Mapping[str, str], ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """One row of the table."""
-
-    name: str
-    """The Prometheus name, `_total` included."""
-    kind: Kind
-    labels: tuple[str, ...] = ()
-    unit: str
-    """UCUM unit, annotations in braces: `{token}`, `1` for ratios, `s`."""
-    help: str
-    source: Source
-    """Which endpoint exports it: `node`, every node its own ranks' share, so that `sum` is the job's
-    total; `job`, the first node alone, for the whole job; `process`, every endpoint about itself."""
-    healthy: str = ""
-    """The range of a healthy run, and what to look at when the metric leaves it."""
-
-    @property
-    def otel_name(self) -> str:
-        """The OpenTelemetry name: the same words with dots, without `_total`."""
-        return self.name.removesuffix("_total").replace("_", ".")
+_PARTS_OF_HISTOGRAM = ("_bucket", "_sum", "_count")
 
 
 def _table(*metrics: Metric) -> Mapping[str, Metric]:
@@ -122,6 +82,7 @@ METRICS: Mapping[str, Metric] = _table(
         source="job",
         help="MaxVio of the window: largest expert load over the mean, minus 1.",
         healthy="Below 1 in balanced training; it bounds how much longer the hottest expert takes.",
+        formula="E * max(n) / sum(n) - 1 over the assignments n of the E experts (arXiv:2408.15664).",
     ),
     Metric(
         name="moe_load_min_violation_ratio",
@@ -131,6 +92,7 @@ METRICS: Mapping[str, Metric] = _table(
         source="job",
         help="MinVio of the window: smallest expert load over the mean, minus 1.",
         healthy="Above -1; exactly -1 means that an expert received nothing.",
+        formula="E * min(n) / sum(n) - 1.",
     ),
     Metric(
         name="moe_load_cv_ratio",
@@ -140,6 +102,7 @@ METRICS: Mapping[str, Metric] = _table(
         source="job",
         help="Coefficient of variation (population) of the expert loads of the window.",
         healthy="Below 0.5 in balanced training; watch for a trend.",
+        formula="Population standard deviation of n over the mean of n.",
     ),
     Metric(
         name="moe_load_entropy_ratio",
@@ -149,6 +112,7 @@ METRICS: Mapping[str, Metric] = _table(
         source="job",
         help="Entropy of the expert loads of the window over log E.",
         healthy="Above 0.9; a fall towards 0 is a collapse onto few experts.",
+        formula="-sum(f * log f) / log E with f = n / sum(n).",
     ),
     Metric(
         name="moe_load_gini_ratio",
@@ -158,6 +122,7 @@ METRICS: Mapping[str, Metric] = _table(
         source="job",
         help="Gini coefficient of the expert loads of the window.",
         healthy="Below 0.3 in balanced training; (E - 1) / E means that one expert takes all.",
+        formula="sum over pairs of |n_i - n_j| / (2 * E * sum(n)).",
     ),
     Metric(
         name="moe_load_dead_experts",
@@ -168,6 +133,8 @@ METRICS: Mapping[str, Metric] = _table(
         help="Experts that received no assignment in the window.",
         healthy="0 once the window holds many more tokens than experts.",
     ),
+    *LOAD_SHAPE_METRICS,
+    *SCORE_METRICS,
     Metric(
         name="moe_replay_tokens_total",
         kind="counter",
@@ -349,3 +316,11 @@ METRICS: Mapping[str, Metric] = _table(
         help="Always 1; its label is the version of moe-telemetry.",
     ),
 )
+
+
+def metric_of(sample_name: str) -> Metric:
+    """Return the metric of a sample: that of its name, or the histogram that it is a part of."""
+    for suffix in _PARTS_OF_HISTOGRAM:
+        if sample_name not in METRICS and sample_name.endswith(suffix):
+            return METRICS[sample_name.removesuffix(suffix)]
+    return METRICS[sample_name]

@@ -10,6 +10,7 @@ from typing import Any
 
 from moe_telemetry.environment import fields_from_env
 from moe_telemetry.errors import ConfigError
+from moe_telemetry.expert_parallel import ExpertPlacement
 
 __all__ = ["TelemetryConfig", "run_id_of_launcher"]
 
@@ -43,6 +44,20 @@ class TelemetryConfig:
     max_series: int = 50_000
     """Largest number of series in one export; per-expert series beyond it are cut and counted."""
 
+    scores: bool = True
+    """Keep statistics of the routers' scores (entropy, margin, z, ...) and the load of single microbatches.
+    They are taken in steps whose end reduces, one in `every_n_steps`, and there in every microbatch."""
+
+    per_sequence: bool = False
+    """Keep a summary of each sequence of the last microbatch, for `Monitor.router_diagnostics()`."""
+
+    expert_parallel_ranks: int | None = None
+    """Ranks that the experts of a layer are spread over; None exports no load of expert-parallel ranks."""
+
+    expert_placement: tuple[int, ...] | None = None
+    """The expert in each slot, slots numbered rank by rank in equal blocks (a physical-to-logical map), of
+    every layer; None places experts in order, a block a rank."""
+
     process_group: Any = None
     """The `torch.distributed` group to reduce over; None is the world."""
 
@@ -70,11 +85,23 @@ class TelemetryConfig:
         _check_at_least("replay_min_checked", self.replay_min_checked, 1)
         if self.run is not None and (not isinstance(self.run, str) or not self.run):
             raise ConfigError(f"run={self.run!r}: expected a non-empty string, or None to choose one")
-        if not isinstance(self.per_expert, bool):
-            raise ConfigError(f"per_expert={self.per_expert!r}: expected True or False")
+        for name in ("per_expert", "scores", "per_sequence"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected True or False")
+        self._check_placement()
         _check_labels(self.labels)
         if isinstance(self.token_replicas, Sequence) and not self.token_replicas:
             raise ConfigError("token_replicas=[]: expected at least this rank's own number, or None")
+
+    def _check_placement(self) -> None:
+        if self.expert_parallel_ranks is not None:
+            _check_at_least("expert_parallel_ranks", self.expert_parallel_ranks, 1)
+        if self.expert_placement is not None:
+            if self.expert_parallel_ranks is None:
+                raise ConfigError("expert_placement needs expert_parallel_ranks: set the number of ranks too")
+            if not isinstance(self.expert_placement, tuple):
+                raise ConfigError(f"expert_placement={self.expert_placement!r}: expected a tuple of expert numbers")
+            ExpertPlacement.of_slots(self.expert_placement, self.expert_parallel_ranks)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> TelemetryConfig:

@@ -92,6 +92,10 @@ def _stated(models: Sequence[nn.Module], pattern: str, spec: RouterSpec) -> list
             top_k=spec.top_k,
             read=read,
             hook=spec.hook,
+            score_kind=spec.score_kind,
+            score_function=spec.score_function,
+            is_biased=spec.is_biased,
+            read_bias=None if spec.read_bias is None or module is None else partial(spec.read_bias, module),
         )
         for name, module, key in matches
     ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 from moe_telemetry.errors import ConfigError
 
-__all__ = ["ExpertPlacement", "balancedness", "rank_balancedness", "straggler_factor"]
+__all__ = ["ExpertPlacement", "balancedness", "place_experts", "rank_balancedness", "straggler_factor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,21 @@ class ExpertPlacement:
     def _check(self, values: Sequence[float], expected: int, what: str) -> None:
         if len(values) != expected:
             raise ConfigError(f"{len(values)} loads for a placement of {expected} {what}; expected one for each")
+
+
+@lru_cache(maxsize=64)
+def place_experts(num_experts: int, num_ranks: int, expert_of_slot: tuple[int, ...] | None = None) -> ExpertPlacement:
+    """Return the placement that a map states, or that of contiguous blocks where there is no map.
+
+    Raises:
+        ConfigError: the experts or slots do not divide into equal blocks, or the map is for another number of experts.
+    """
+    if expert_of_slot is None:
+        return ExpertPlacement.contiguous(num_experts, num_ranks)
+    placement = ExpertPlacement.of_slots(expert_of_slot, num_ranks)
+    if placement.num_experts != num_experts:
+        raise ConfigError(f"expert placement is for {placement.num_experts} experts; expected {num_experts}")
+    return placement
 
 
 def rank_balancedness(rank_loads: Sequence[float]) -> float | None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import add
+from typing import Any
 
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.load_shape import relative_load_histogram
 from moe_telemetry.packing import SHARE_FIELDS, VIEW_FIELDS, Reduced, Tally
 from moe_telemetry.records import Counts, LayerSnapshot, Share
 from moe_telemetry.replay_totals import REPLAY_SUMS, ReplayTotals
-from moe_telemetry.score_statistics import ScoreStatistics, wrapped_difference
+from moe_telemetry.score_statistics import (
+    MICROBATCH_FIELDS,
+    ScoreStatistics,
+    microbatch_max_violation,
+    wrapped_difference,
+)
 
 __all__ = ["History"]
 
@@ -39,13 +47,15 @@ class History:
         windows = {
             stage: _difference(tally, earlier[stage]) if stage in earlier else tally for stage, tally in tallies.items()
         }
+        seen = {stage: tally for stage, tally in windows.items() if _saw_tokens(tally)}
         peaks = [max(peak) for peak in zip(*reduced.views[key], strict=True)]
         return LayerSnapshot(
             num_experts=self._routers[key],
             total={stage: _counts(tally, ()) for stage, tally in tallies.items()},
-            window={stage: _counts(tally, peaks) for stage, tally in windows.items() if _saw_tokens(tally)},
+            window={stage: _counts(tally, peaks) for stage, tally in seen.items()},
             share={stage: _share(reduced.shares[key][stage], tally) for stage, tally in tallies.items()},
             worst_rank_zero_overlap=self._worst_rank(key, reduced),
+            relative_load=_added(self.layers[key].relative_load, seen),
         )
 
     def _worst_rank(self, key: RouterKey, reduced: Reduced) -> float | None:
@@ -57,6 +67,15 @@ class History:
             if checked > checked_before
         ]
         return max(ratios, default=None)
+
+
+def _added(before: Mapping[str, tuple[int, ...]], windows: Mapping[str, Tally]) -> dict[str, tuple[int, ...]]:
+    """Return the histograms of relative load with one window more."""
+    after = dict(before)
+    for stage, tally in windows.items():
+        if (buckets := relative_load_histogram(tally.experts)) is not None:
+            after[stage] = tuple(map(add, after.get(stage, [0] * len(buckets)), buckets))
+    return after
 
 
 def _saw_tokens(tally: Tally) -> bool:
@@ -80,8 +99,19 @@ def _counts(tally: Tally, peaks: Sequence[int]) -> Counts:
         dropped=dropped,
         invalid=invalid,
         replay=_replay(tally.fields, tally, peaks[_LONGEST_RUN] if peaks else 0),
-        scores=ScoreStatistics.of(tally.scores, peaks[_FIRST_SCORE_PEAK:], tally.experts) if tally.scores else None,
+        **_of_scores(tally, peaks[_FIRST_SCORE_PEAK:]),
     )
+
+
+def _of_scores(tally: Tally, peaks: Sequence[int]) -> Mapping[str, Any]:
+    """Return the fields of `Counts` that come from score counters."""
+    if not tally.scores:
+        return {}
+    of_router, of_calls = tally.scores[: -len(MICROBATCH_FIELDS)], tally.scores[-len(MICROBATCH_FIELDS) :]
+    return {
+        "scores": ScoreStatistics.of(of_router, peaks, tally.experts),
+        "microbatch_max_violation": microbatch_max_violation(of_calls),
+    }
 
 
 def _share(fields: tuple[int, ...], tally: Tally) -> Share:

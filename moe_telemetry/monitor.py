@@ -95,7 +95,7 @@ class Monitor:
         self._is_closed = False
         self._process = os.getpid()
         ranks = Ranks(config.process_group)
-        attachment, error = _attach(models, routers)
+        attachment, error = _attach(models, routers, config)
         self._attachment = attachment
         found = {key: tap.site.num_experts for key, tap in self._taps.items()}
         try:
@@ -160,8 +160,9 @@ class Monitor:
             last = now - 1
         self._step = now
         self._check_routers_once()
-        every = self._config.every_n_steps
-        self._routes.sample_next_step(wanted=(now + 1) // every != now // every)
+        every, ahead = self._config.every_n_steps, now + (now - last)
+        self._attachment.sampling.is_on = ahead // every != now // every
+        self._routes.sample_next_step(wanted=self._attachment.sampling.is_on)
         if now // self._config.every_n_steps == last // self._config.every_n_steps:
             return None
         self._attachment.follow_rebuilt_modules()
@@ -237,6 +238,8 @@ class Monitor:
             leads=self._seat.leads_job,
             per_expert=self._config.per_expert,
             max_series=self._config.max_series,
+            expert_parallel_ranks=self._config.expert_parallel_ranks,
+            expert_placement=self._config.expert_placement,
         )
 
     def stage(self, name: str) -> AbstractContextManager[None]:
@@ -318,6 +321,7 @@ class Monitor:
         layer: int | str | RouterKey,
         expert_ids: Any,  # noqa: ANN401  # a tensor, an array, or nested lists
         *,
+        scores: Tensor | None = None,
         valid: Tensor | None = None,
         training: bool = True,
     ) -> None:
@@ -326,6 +330,7 @@ class Monitor:
         Args:
             layer: the router: its key, `"block.layer"`, or the number of a decoder layer.
             expert_ids: integer ids `[..., K]`, of any integer dtype; -1 for a choice that was not made.
+            scores: float `[..., E]`, the scores that the choice was made by; None leaves score statistics out.
             valid: True for real tokens, `[T]` or `[B, S]`; None where all are.
             training: whether the call counts as `train` or as `eval`, outside of `stage()`.
 
@@ -342,7 +347,25 @@ class Monitor:
             shape = tuple(ids.shape)
             raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {shape}; expected integers [T, K]")
         tap = self._taps[key]
-        tap.add(RouterOutput(expert_ids=ids.to(tap.cells.device)), valid, training=training, strict=True)
+        device = tap.cells.device
+        output = RouterOutput(expert_ids=ids.to(device), scores=None if scores is None else scores.to(device))
+        tap.add(output, valid, training=training, strict=True)
+
+    def router_diagnostics(self) -> dict[RouterKey, Tensor]:
+        """Return what `build_router_diagnostics` says of the last microbatch, of every router of this rank.
+
+        Needs `per_sequence=True`. Tensors are float32 `[B, 7, E]` on the routers' devices, one row a
+        sequence in the order of the batch; without a mask `[B, S]` under `torch.compile`, all tokens are one
+        sequence. Routers that had no call yet are left out. A router that does not show its scores has NaN
+        in the channels that need them, and a warning names these.
+
+        Raises:
+            ConfigError: the monitor was made without `per_sequence=True`.
+        """
+        if not self._config.per_sequence:
+            raise ConfigError("router_diagnostics() needs watch(..., per_sequence=True)")
+        kept = {key: tap.last.take() for key, tap in self._taps.items() if tap.last is not None}
+        return {key: tensor for key, tensor in kept.items() if tensor is not None}
 
     def close(self) -> None:
         """Reduce and export a last time, flush every exporter, and leave the model as it was.
@@ -380,10 +403,12 @@ class Monitor:
             raise LifecycleError("this monitor is closed; watch() the model again to go on counting")
 
 
-def _attach(models: Sequence[nn.Module], routers: Routers | None) -> tuple[Attachment, Exception | None]:
+def _attach(
+    models: Sequence[nn.Module], routers: Routers | None, config: TelemetryConfig
+) -> tuple[Attachment, Exception | None]:
     """Attach to the models; on failure return an empty attachment and the error, for all ranks to hear."""
     try:
-        return Attachment(models, routers), None
+        return Attachment(models, routers, scores=config.scores, per_sequence=config.per_sequence), None
     except TelemetryError as error:
         return Attachment([]), error
 

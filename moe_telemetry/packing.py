@@ -21,7 +21,8 @@ from torch import Tensor
 from moe_telemetry.counters import NUM_SLOTS
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.replay_totals import REPLAY_SUMS
-from moe_telemetry.score_statistics import NOTHING, NUM_SUM_FIELDS
+from moe_telemetry.score_counters import NUM_SCORE_ROWS, note_bias
+from moe_telemetry.score_statistics import NOTHING
 from moe_telemetry.taps import PEAKS, Tap
 from moe_telemetry.topology import Seat
 
@@ -55,7 +56,7 @@ class Tally:
     experts: tuple[int, ...]
     """Assignments, length E."""
     scores: tuple[int, ...]
-    """Score sums, as `score_statistics.sum_fields` lists them; empty where none are kept."""
+    """Score sums as `score_statistics.sum_fields` lists them, `MICROBATCH_FIELDS` behind; empty where none are kept."""
     fields: tuple[int, ...]
     """`SHARE_FIELDS` of all nodes together."""
 
@@ -88,7 +89,7 @@ class Packing:
         self._segments_W = _joined([_segments(row, tap) for row, tap in enumerate(taps)]).to(device)
         self._expert_cells = (self._segments_W % len(_KINDS) == _EXPERT).nonzero().view(-1)
         self._expert_rows = _Ragged(layout, taps, 0, device)
-        self._score_rows = _Ragged(layout, taps, NUM_SUM_FIELDS, device)
+        self._score_rows = _Ragged(layout, taps, NUM_SCORE_ROWS, device)
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device).unsqueeze(1)
@@ -110,8 +111,8 @@ class Packing:
             cells_WA = self._staged([tap.cells for tap in self._taps], columns)
             experts.index_copy_(0, self._expert_rows.homes, cells_WA[self._expert_cells])
             if self._layout.has_scores:
-                found = [tap.scores for tap in self._taps if tap.scores is not None]
-                scores.index_copy_(0, self._score_rows.homes, self._staged(found, columns))
+                found = self._staged([tap.scores for tap in self._taps], columns)
+                scores.index_copy_(0, self._score_rows.homes, found)
             shares[self._seat.node].index_copy_(0, self._rows_L, self._fields(cells_WA, columns))
             views[self._seat.rank].index_copy_(0, self._rows_L, self._take_views())
         return vector
@@ -159,6 +160,9 @@ class Packing:
         """Return `[L, V]`, peaks with 0 for nothing, as the zeros of other ranks say; begin new peaks."""
         replay_LFS = torch.stack([tap.replay.to(self._device) for tap in self._taps])
         sums_L2 = replay_LFS[:, [REPLAY_SUMS.index("checked"), REPLAY_SUMS.index("zero_overlap")]].sum(-1)
+        if self._layout.has_scores:
+            for tap in self._taps:
+                note_bias(tap.peaks, tap.site)
         peaks_LP = torch.stack([tap.peaks.to(self._device) for tap in self._taps]) - NOTHING
         for tap in self._taps:
             tap.peaks.fill_(NOTHING)

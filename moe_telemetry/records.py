@@ -41,7 +41,9 @@ class Counts:
     replay: ReplayTotals | None = None
     """The replay check; None where nothing was replayed."""
     scores: ScoreStatistics | None = None
-    """Statistics of the scores; None where none were seen."""
+    """Statistics of the scores, in steps that were sampled; None where none were seen."""
+    microbatch_max_violation: float | None = None
+    """Mean of MaxVio over the router's calls in steps that were sampled, each rank's calls by themselves."""
 
     @property
     def is_empty(self) -> bool:
@@ -73,6 +75,8 @@ class LayerSnapshot:
     """Since the start, over the ranks that this endpoint speaks for."""
     worst_rank_zero_overlap: float | None = None
     """Zero-overlap ratio of the window on the rank where it is largest; None where nothing was checked."""
+    relative_load: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By stage, how many experts had at most each of `RELATIVE_LOAD_BUCKETS`, all windows since the start added up."""
 
     @property
     def replay(self) -> ReplayTotals | None:

@@ -6,13 +6,14 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from moe_telemetry.config import TelemetryConfig, run_id_of_launcher
 from moe_telemetry.errors import ReductionError
+from moe_telemetry.expert_parallel import place_experts
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.packing import Layout, Packing, Reduced
 from moe_telemetry.taps import Tap
@@ -30,6 +31,7 @@ class Introduction:
 
     node: str
     every_n_steps: int
+    scores: bool
     run: str
     routers: Mapping[RouterKey, int]
     error: str | None = None
@@ -44,6 +46,7 @@ def introduce(
 
     Raises:
         ReductionError: a rank does not come within the time-out, failed itself, or has other settings.
+        ConfigError: the experts of a router cannot lie on expert-parallel ranks as the settings say.
     """
     if missing := ranks.meet("watch", config.rank_timeout_seconds):
         raise ReductionError(
@@ -52,6 +55,7 @@ def introduce(
     mine = Introduction(
         node=node_of_this_process(),
         every_n_steps=config.every_n_steps,
+        scores=config.scores,
         run=config.run or run_id_of_launcher() or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         routers=routers,
         error=None if error is None else f"{type(error).__name__}: {error}",
@@ -61,18 +65,27 @@ def introduce(
         raise error
     _check_agreement(everyone)
     seat = seat_ranks([other.node for other in everyone], ranks.rank)
-    return seat, Layout(routers=_union(everyone), stages=("train", "eval")), everyone[0].run
+    _check_placement(_union(everyone), config)
+    layout = Layout(routers=_union(everyone), stages=("train", "eval"), has_scores=config.scores)
+    return seat, layout, everyone[0].run
 
 
 def _check_agreement(everyone: Sequence[Introduction]) -> None:
     for rank, other in enumerate(everyone):
         if other.error is not None:
             raise ReductionError(f"watch() failed on rank {rank}: {other.error}")
-        if other.every_n_steps != everyone[0].every_n_steps:
-            raise ReductionError(
-                f"every_n_steps differs: {everyone[0].every_n_steps} on rank 0, {other.every_n_steps} on rank "
-                f"{rank}; set the same number on every rank"
-            )
+        for name in ("every_n_steps", "scores"):
+            value, first = getattr(other, name), getattr(everyone[0], name)
+            if value != first:
+                raise ReductionError(
+                    f"{name} differs: {first} on rank 0, {value} on rank {rank}; set the same on every rank"
+                )
+
+
+def _check_placement(routers: Mapping[RouterKey, int], config: TelemetryConfig) -> None:
+    if config.expert_parallel_ranks is not None:
+        for num_experts in set(routers.values()):
+            place_experts(num_experts, config.expert_parallel_ranks, config.expert_placement)
 
 
 def _union(everyone: Sequence[Introduction]) -> dict[RouterKey, int]:
@@ -139,7 +152,7 @@ class Reducer:
         """Agree on stages that some rank has met since the last time; all ranks come here together."""
         known = list(self.layout.stages)
         names: set[str] = set().union(*self._ranks.gather(list(slots)))
-        self.layout = Layout(routers=self.layout.routers, stages=(*known, *sorted(names.difference(known))))
+        self.layout = replace(self.layout, stages=(*known, *sorted(names.difference(known))))
         self._packing = None
 
 

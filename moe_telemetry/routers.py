@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.score_statistics import ScoreFunction, ScoreKind
 
 __all__ = ["ReadCall", "RouterOutput", "RouterSite", "RouterSpec", "read_output"]
 
@@ -53,13 +54,27 @@ class RouterSpec:
     """The router's identity; None takes it from the module's name."""
     hook: Literal["output", "input"] = "output"
     """Whether the chosen experts are in the module's output or already in its input."""
+    score_kind: ScoreKind = "auto"
+    """Whether the scores are logits or have been through the score function; `auto` looks at each token."""
+    score_function: ScoreFunction = "softmax"
+    """What the router makes its experts' weights with."""
+    is_biased: bool = False
+    """Whether a bias or a group limit, too, decides the choice, and not the scores alone."""
+    read_bias: Callable[[nn.Module], Tensor | None] | None = None
+    """Returns the expert bias `[E]` of the router's module; None where it has none."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the numbers and words."""
         if not isinstance(self.num_experts, int) or self.num_experts < 1:
             raise ConfigError(f"RouterSpec: num_experts={self.num_experts!r}; expected a whole number, 1 or more")
         if self.top_k is not None and not 1 <= self.top_k <= self.num_experts:
             raise ConfigError(f"RouterSpec: top_k={self.top_k!r}; expected 1 to num_experts={self.num_experts}")
+        for name, words in (("score_kind", ScoreKind), ("score_function", ScoreFunction)):
+            if getattr(self, name) not in get_args(words):
+                expected = ", ".join(map(repr, get_args(words)))
+                raise ConfigError(f"RouterSpec: {name}={getattr(self, name)!r}; expected one of {expected}")
+        if self.score_kind == "auto" and self.score_function == "sqrtsoftplus":
+            raise ConfigError("RouterSpec: a sqrtsoftplus cannot be told from its logits: state score_kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +93,23 @@ class RouterSite:
     hook: Literal["output", "input"] = "output"
     negative_ids_are_dropped: bool = False
     """True where an id below 0 is a choice that the capacity dropped; else it is invalid."""
+    score_kind: ScoreKind = "auto"
+    score_function: ScoreFunction = "softmax"
+    is_biased: bool = False
+    """Whether a bias or a group limit, too, decides the choice, and not the scores alone."""
+    read_bias: Callable[[], Tensor | None] | None = None
+    """Returns the expert bias as it is now, for use once a reduction; None where the router has none."""
     chooses_by_score: bool = True
     """False where experts do not come from scores (hash-routed): a replay leaves such a router alone."""
     replay_obstacle: str | None = None
     """Why routes cannot be replayed into this router from outside; None where they can."""
+
+    def expert_bias(self) -> Tensor | None:
+        """Return the expert bias `[E]` as it is now; None where there is none, or not all of it on this rank."""
+        bias = self.read_bias() if self.read_bias is not None else None
+        if bias is not None and hasattr(bias, "to_local"):
+            bias = bias.to_local()
+        return bias.detach().reshape(-1) if bias is not None and bias.numel() == self.num_experts else None
 
 
 def read_output(output: object, num_experts: int, top_k: int | None = None) -> RouterOutput:

@@ -17,6 +17,13 @@ from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
 from moe_telemetry.replay_samples import replay_counter_samples, replay_gauge_samples
 from moe_telemetry.replay_totals import ReplayTotals
 from moe_telemetry.samples import counter_samples, expert_columns, gauge_samples, health_samples
+from moe_telemetry.score_samples import (
+    histogram_samples,
+    load_shape_samples,
+    rank_loads,
+    rank_samples,
+    score_samples,
+)
 from moe_telemetry.score_statistics import ScoreStatistics
 
 __all__ = ["SCHEMA", "Scope", "Snapshot"]
@@ -47,6 +54,10 @@ class Snapshot:
     """True at the job's first endpoint, which alone exports what is about the job as a whole."""
     per_expert: bool = False
     max_series: int = 50_000
+    expert_parallel_ranks: int | None = None
+    """Ranks that the experts of a layer are spread over; None where that was not stated."""
+    expert_placement: tuple[int, ...] | None = None
+    """The expert in each slot, slots numbered rank by rank; None for contiguous blocks."""
 
     def samples(self, scope: Scope = "job") -> Iterator[Sample]:
         """Yield every number to export, grouped by metric.
@@ -76,6 +87,11 @@ class Snapshot:
         yield from replay_counter_samples(self.layers, whole_job=scope == "job")
         if scope == "job" or self.leads:
             yield from gauge_samples(self.layers)
+            yield from load_shape_samples(self.layers)
+            yield from score_samples(self.layers)
+            yield from histogram_samples(self.layers)
+            if self.expert_parallel_ranks is not None:
+                yield from rank_samples(self.layers, self.expert_parallel_ranks, self.expert_placement)
             yield from replay_gauge_samples(self.layers)
             if self.health.misalignment is not None:
                 labels = {"cause": self.health.misalignment, "offset": str(self.health.misalignment_offset)}
@@ -90,6 +106,15 @@ class Snapshot:
             return 0
         return sum(layer.num_experts * len(layer.total) for layer in self.layers.values())
 
+    def rank_loads(self, stage: str = "train") -> dict[RouterKey, tuple[float, ...]]:
+        """Return the load of each expert-parallel rank, by router, expected from the window's assignments.
+
+        Replicas of an expert are taken to share its load evenly. Empty without `expert_parallel_ranks`.
+        """
+        if self.expert_parallel_ranks is None:
+            return {}
+        return rank_loads(self.layers, stage, self.expert_parallel_ranks, self.expert_placement)
+
     def to_json(self) -> str:
         """Serialise to one line of JSON that `from_json` reads back to an equal snapshot."""
         values = {
@@ -102,6 +127,8 @@ class Snapshot:
             "leads": self.leads,
             "per_expert": self.per_expert,
             "max_series": self.max_series,
+            "expert_parallel_ranks": self.expert_parallel_ranks,
+            "expert_placement": self.expert_placement,
             "health": asdict(self.health),
             "layers": [{"router": str(key), **asdict(layer)} for key, layer in self.layers.items()],
         }
@@ -123,6 +150,8 @@ class Snapshot:
             raise SnapshotError(f"snapshot has schema {schema!r}; this version reads {SCHEMA}")
         try:
             layers = {RouterKey.parse(layer.pop("router")): _layer(layer) for layer in values.pop("layers")}
+            if (placement := values.get("expert_placement")) is not None:
+                values["expert_placement"] = tuple(placement)
             return cls(**{**values, "layers": layers, "health": Health(**values["health"])})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise SnapshotError(f"snapshot of schema {SCHEMA} is damaged: {error}") from error
@@ -135,6 +164,7 @@ def _layer(values: Mapping[str, Any]) -> LayerSnapshot:
         window={stage: _counts(counts) for stage, counts in values["window"].items()},
         share={stage: Share(**{**share, "replay": _replay(share)}) for stage, share in values["share"].items()},
         worst_rank_zero_overlap=values["worst_rank_zero_overlap"],
+        relative_load={stage: tuple(buckets) for stage, buckets in values.get("relative_load", {}).items()},
     )
 
 

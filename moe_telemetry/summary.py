@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from moe_telemetry.catalog import Sample
+from moe_telemetry.catalog import Sample, metric_of
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.load import LoadStats, hottest_experts
 from moe_telemetry.records import Counts
@@ -130,7 +130,8 @@ def tokens_by_stage(snapshot: Snapshot, period: Period) -> dict[str, int]:
 
 def is_of_layer(sample: Sample) -> bool:
     """Tell whether a sample is one number about one layer: not about an expert, a bucket or the process."""
-    return "layer" in sample.labels and sample.labels.keys() <= {"stage", "block", "layer"}
+    is_single = "layer" in sample.labels and sample.labels.keys() <= {"stage", "block", "layer"}
+    return is_single and metric_of(sample.name).kind != "histogram"
 
 
 def spread_over_layers(samples: Iterable[Sample]) -> dict[tuple[str, str], Spread]:

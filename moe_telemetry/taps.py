@@ -13,7 +13,9 @@ from moe_telemetry.masks import TokenMask, fit_mask
 from moe_telemetry.recording import Recording
 from moe_telemetry.replay_totals import REPLAY_SUMS
 from moe_telemetry.routers import RouterOutput, RouterSite
+from moe_telemetry.score_counters import NUM_SCORE_ROWS, Sampling, count_scores
 from moe_telemetry.score_statistics import MAX_FIELDS, NOTHING
+from moe_telemetry.sequence_diagnostics import LastDiagnostics, keep_diagnostics
 from moe_telemetry.stages import StageSlots
 
 __all__ = ["PEAKS", "Tap"]
@@ -25,21 +27,43 @@ PEAKS = ("longest_equal_run", *(field.name for field in MAX_FIELDS))
 class Tap:
     """One router's counters, with all that its hook needs to add a call to them."""
 
-    def __init__(self, site: RouterSite, mask: TokenMask, stages: StageSlots, device: torch.device) -> None:
+    def __init__(
+        self,
+        site: RouterSite,
+        mask: TokenMask,
+        stages: StageSlots,
+        device: torch.device,
+        *,
+        sampling: Sampling | None = None,
+        per_sequence: bool = False,
+    ) -> None:
         self.site = site
         self.read = site.read
         self.mask = mask
         self.recording: Recording | None = None
+        self.last: LastDiagnostics | None = LastDiagnostics(site) if per_sequence else None
+        self._sampling = sampling
         self._stages = stages
         self._make_counters(device)
+
+    def follow(self, site: RouterSite) -> None:
+        """Go on counting for a module that has taken the place of the router's."""
+        self.site = site
+        self.read = site.read
+        if self.last is not None:
+            self.last.site = site
 
     def _make_counters(self, device: torch.device) -> None:
         self.cells = new_cells(self.site.num_experts, device)
         with torch.inference_mode(mode=False):
             self.replay = torch.zeros(len(REPLAY_SUMS), NUM_SLOTS, dtype=torch.int64, device=device)
             self.peaks = torch.full((len(PEAKS),), NOTHING, dtype=torch.int64, device=device)
-        self.scores: Tensor | None = None
+            self.scores = torch.zeros(self._num_score_rows, NUM_SLOTS, dtype=torch.int64, device=device)
         self.train_slot, self.eval_slot = self._stages.on(device)
+
+    @property
+    def _num_score_rows(self) -> int:
+        return 0 if self._sampling is None else NUM_SCORE_ROWS + self.site.num_experts
 
     def add(self, output: RouterOutput, valid: Tensor | None, *, training: bool, strict: bool) -> None:
         """Count one router call."""
@@ -50,8 +74,21 @@ class Tap:
             self._move(choices.device)
         slot = self.train_slot if training else self.eval_slot
         count_choices(self.cells, slot, choices, valid, top_k=self._top_k(choices), strict=strict)
+        if self._sampling is not None or self.last is not None:
+            self._add_scores(output.scores, choices, valid, slot, strict=strict)
         if self.recording is not None and output.expert_ids is not None:
             self._record(self.recording, choices, valid, strict=strict)
+
+    def _add_scores(
+        self, scores: Tensor | None, choices: Tensor, valid: Tensor | None, slot: Tensor, *, strict: bool
+    ) -> None:
+        if scores is not None and hasattr(scores, "to_local"):
+            scores = scores.to_local()
+        counters, sampling = (self.scores, self.peaks, slot), self._sampling
+        if sampling is not None:
+            count_scores(*counters, scores, choices, valid, sampling=sampling, site=self.site, strict=strict)
+        if self.last is not None:
+            keep_diagnostics(self.last, scores, choices, valid, batch_size=self.mask.batch_size, strict=strict)
 
     def _record(self, recording: Recording, expert_ids: Tensor, valid: Tensor | None, *, strict: bool) -> None:
         if torch.compiler.is_compiling() or is_recompute():
@@ -71,10 +108,10 @@ class Tap:
 
     def _move(self, device: torch.device) -> None:
         """Follow a model that was moved after it was watched."""
-        before = self.cells, self.replay, self.peaks
+        before = self.cells, self.replay, self.peaks, self.scores
         self._make_counters(device)
         if before[0].device.type != "meta":
-            for counters, earlier in zip((self.cells, self.replay, self.peaks), before, strict=True):
+            for counters, earlier in zip((self.cells, self.replay, self.peaks, self.scores), before, strict=True):
                 counters.copy_(earlier)
 
     def __deepcopy__(self, memo: object) -> None:

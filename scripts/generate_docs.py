@@ -72,6 +72,8 @@ def _entry(metric: Metric) -> str:
         "",
         f"* {metric.kind}, unit `{metric.unit}`, labels: {labels}",
     ]
+    if metric.formula:
+        lines.append(f"* formula: {metric.formula}")
     if metric.healthy:
         lines.append(f"* in a healthy run: {metric.healthy}")
     return "\n".join([*lines, ""])

@@ -51,6 +51,7 @@ def _id(value: object) -> str | None:
 def test_the_public_names_are_these() -> None:
     assert set(mt.__all__) == {
         "METRICS",
+        "ROUTER_DIAGNOSTIC_CHANNEL_COUNT",
         "ConfigError",
         "Counts",
         "Exporter",
@@ -65,6 +66,7 @@ def test_the_public_names_are_these() -> None:
         "NoRouterFoundError",
         "ReductionError",
         "RouteComparison",
+        "RouterDiagnosticChannel",
         "RouterKey",
         "RouterKeyError",
         "RouterOutput",
@@ -77,6 +79,7 @@ def test_the_public_names_are_these() -> None:
         "TelemetryConfig",
         "TelemetryError",
         "__version__",
+        "build_router_diagnostics",
         "compare_routes",
         "locate_misalignment",
         "watch",

@@ -8,20 +8,28 @@ has the labels `run` and those of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import CollectorRegistry
 
-from moe_telemetry.catalog import METRICS
+from moe_telemetry.catalog import METRICS, Metric, metric_of
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
 from moe_telemetry_exporters.prometheus_server import MetricsServer
 from moe_telemetry_exporters.prometheus_text import TextRenderer
 
 __all__ = ["PrometheusExporter", "SnapshotCollector"]
+
+_FAMILIES: Mapping[str, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,25 +121,25 @@ class SnapshotCollector:
             return b"# EOF\n" if openmetrics else b""
         return self._renderer.render(self.snapshot, openmetrics=openmetrics, names=names)
 
-    def describe(self) -> list[Metric]:
+    def describe(self) -> list[Family]:
         """Return every metric that may come, for a registry to look for clashes."""
-        return [_family(name) for name in METRICS]
+        return [_family(metric) for metric in METRICS.values()]
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Yield the metrics of the last snapshot."""
         snapshot = self.snapshot
         if snapshot is None:
             return
         constant = {"run": snapshot.run, **snapshot.labels}
-        for name, labels, values in snapshot.columns("node"):
-            family = _family(name)
-            for own, value in zip(labels, values, strict=True):
-                family.add_sample(name, {**constant, **own}, value)
+        for metric, columns in groupby(snapshot.columns("node"), lambda columns: metric_of(columns.name)):
+            family = _family(metric)
+            for name, labels, values in columns:
+                for own, value in zip(labels, values, strict=True):
+                    family.add_sample(name, {**constant, **own}, value)
             yield family
 
 
-def _family(name: str) -> Metric:
-    metric = METRICS[name]
-    # a counter family without `created` gets no _created series, which would double the count of series
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(name, metric.help)
+def _family(metric: Metric) -> Family:
+    # families without `created` get no _created series, which would double the count of series
+    family: Family = _FAMILIES[metric.kind](metric.name, metric.help)  # type: ignore[call-arg]  # of the base alone
+    return family

@@ -7,20 +7,21 @@ on labels that are the same in every scrape. Here they are kept, as a template f
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from typing import NamedTuple
 
-from moe_telemetry.catalog import METRICS
+from moe_telemetry.catalog import Columns, Metric, metric_of
 from moe_telemetry.snapshot import Snapshot
 
 __all__ = ["TextRenderer", "label_text", "number_text"]
 
 
 class Template(NamedTuple):
-    """The text of one metric with a place for each value, and the labels that it was made of."""
+    """The text of one metric with a place for each value, and the names and labels that it was made of."""
 
     constant: str
-    labels: tuple[Mapping[str, str], ...]
+    series: tuple[tuple[str, tuple[Mapping[str, str], ...]], ...]
     text: str
 
 
@@ -34,20 +35,23 @@ class TextRenderer:
         """Return what this endpoint exports of `snapshot`, all of it or the series of some names."""
         constant = label_text({"run": snapshot.run, **snapshot.labels})
         parts = []
-        for name, labels, values in snapshot.columns("node"):
-            if names is None or name in names:
-                parts.append(_head(name, openmetrics=openmetrics))
-                parts.append(self._template(name, constant, labels) % _printable(values))
+        for metric, group in groupby(snapshot.columns("node"), lambda columns: metric_of(columns.name)):
+            columns = list(group)
+            if names is None or any(one.name in names for one in columns):
+                parts.append(_head(metric, openmetrics=openmetrics))
+                values = tuple(chain.from_iterable(one.values for one in columns))
+                parts.append(self._template(metric, constant, columns) % _printable(values))
         if openmetrics:
             parts.append("# EOF\n")
         return "".join(parts).encode()
 
-    def _template(self, name: str, constant: str, labels: tuple[Mapping[str, str], ...]) -> str:
-        known = self._templates.get(name)
+    def _template(self, metric: Metric, constant: str, columns: Sequence[Columns]) -> str:
+        known = self._templates.get(metric.name)
+        series = tuple((one.name, one.labels) for one in columns)
         # the core hands out the same labels each time, so that comparing them is comparing addresses
-        if known is None or known.constant != constant or known.labels != labels:
-            known = Template(constant, labels, "".join(_line(name, constant, own) for own in labels))
-            self._templates[name] = known
+        if known is None or known.constant != constant or known.series != series:
+            known = Template(constant, series, "".join(_lines(constant, columns)))
+            self._templates[metric.name] = known
         return known.text
 
 
@@ -67,20 +71,21 @@ def _printable(values: Sequence[float]) -> tuple[object, ...]:
     return tuple(values) if all(map(math.isfinite, values)) else tuple(map(number_text, values))
 
 
-def _line(name: str, constant: str, labels: Mapping[str, str]) -> str:
-    own = label_text(labels)
-    text = f"{constant},{own}" if own else constant
-    return f"{name}{{{text.replace('%', '%%')}}} %s\n"
+def _lines(constant: str, columns: Sequence[Columns]) -> Iterator[str]:
+    for name, all_labels, _ in columns:
+        for labels in all_labels:
+            own = label_text(labels)
+            text = f"{constant},{own}" if own else constant
+            yield f"{name}{{{text.replace('%', '%%')}}} %s\n"
 
 
 def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _head(name: str, *, openmetrics: bool) -> str:
-    metric = METRICS[name]
+def _head(metric: Metric, *, openmetrics: bool) -> str:
     # OpenMetrics names the family of a counter without _total, and escapes quotes in help
-    family = name.removesuffix("_total") if openmetrics else name
+    family = metric.name.removesuffix("_total") if openmetrics else metric.name
     text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     quoted = text.replace('"', r"\"") if openmetrics else text
     return f"# HELP {family} {quoted}\n# TYPE {family} {metric.kind}\n"

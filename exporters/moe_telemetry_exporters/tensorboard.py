@@ -6,9 +6,10 @@ Tags, by metric name without `moe_` and `_total`:
     moe/<metric>/<stage>/<block>.<layer>    of every other stage
     moe/<metric>/{mean,max,min,p90}         over the layers; with a stage in between, as above
 
-Layers have tags for gauges and for their tokens; other counters have `mean` and `max` only, and experts
-have none, so that a snapshot of many layers stays below 10 tags a layer. A stage that saw no token in the
-window is left out of it.
+Single layers have tags for what one looks at first: tokens, MaxVio, dead experts, the entropies of load and
+scores, and the replay check; every gauge has its spread over the layers. Counters have `mean` and `max`
+only, and experts have none, so that a snapshot of many layers stays below 10 tags a layer. A stage that saw
+no token in the window is left out of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ from moe_telemetry.summary import is_of_layer, spread_over_layers, tokens_by_sta
 
 __all__ = ["TensorBoardExporter", "scalars"]
 
-_COUNTERS_BY_LAYER = frozenset({"moe_router_tokens_total"})
+_BY_LAYER = frozenset(
+    {
+        "moe_load_dead_experts",
+        "moe_load_entropy_ratio",
+        "moe_load_max_violation_ratio",
+        "moe_replay_agreement_ratio",
+        "moe_replay_zero_overlap_ratio",
+        "moe_router_tokens_total",
+        "moe_score_entropy_ratio",
+    }
+)
 
 
 @dataclass(eq=False)
@@ -88,7 +99,7 @@ def scalars(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
         sample for sample in snapshot.samples() if is_of_layer(sample) and sample.labels.get("stage", "train") in stages
     ]
     for name, labels, value in samples:
-        if METRICS[name].kind == "gauge" or name in _COUNTERS_BY_LAYER:
+        if name in _BY_LAYER:
             yield _tag(name, labels.get("stage", "train"), f"{labels['block']}.{labels['layer']}"), value
     for (name, stage), spread in spread_over_layers(samples).items():
         for what, value in spread._asdict().items():

@@ -23,6 +23,8 @@ from moe_telemetry.adapters.transformers_reads import (
     read_skip_expert,
     read_sorted_choices,
 )
+from moe_telemetry.adapters.transformers_replay import replay_traits
+from moe_telemetry.adapters.transformers_scores import score_traits
 from moe_telemetry.naming import router_keys, unwrap
 from moe_telemetry.routers import ReadCall, RouterSite
 
@@ -92,6 +94,8 @@ def find_routers(model: nn.Module) -> list[RouterSite]:
             read=one.read or read_router_output,
             hook=one.hook,
             negative_ids_are_dropped=one.read in _DROPPING,
+            **score_traits(one.router, one.block)._asdict(),
+            **replay_traits(one.router)._asdict(),
         )
         for key, one in zip(keys, readable, strict=True)
     ]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from moe_telemetry.environment import fields_from_env
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.load_shape import relative_load_histogram
 from moe_telemetry.plugins import Exporter
 from moe_telemetry.records import Counts, Health, LayerSnapshot, Share
 from moe_telemetry.replay_totals import REPLAY_SUMS, ReplayTotals
+from moe_telemetry.score_statistics import ScoreStatistics
 from moe_telemetry.snapshot import Snapshot
 
 __all__ = ["ExporterContract", "RecordingExporter", "make_snapshot"]
@@ -33,6 +35,7 @@ def make_snapshot(
     labels: Mapping[str, str] | None = None,
     replayed: bool = False,
     per_expert: bool = False,
+    expert_parallel_ranks: int | None = None,
     max_series: int = 50_000,
     node: int = 0,
     num_nodes: int = 1,
@@ -58,6 +61,7 @@ def make_snapshot(
             total=total,
             window={stage: _times(counts, window_steps) for stage, counts in of_a_step.items() if window_steps},
             share={stage: _part(counts.as_share(), node, num_nodes) for stage, counts in total.items()},
+            relative_load={stage: _relative_load(counts, step) for stage, counts in of_a_step.items() if step},
             worst_rank_zero_overlap=0.005 if replayed and window_steps else None,
         )
     return Snapshot(
@@ -71,6 +75,7 @@ def make_snapshot(
         leads=node == 0,
         per_expert=per_expert,
         max_series=max_series,
+        expert_parallel_ranks=expert_parallel_ranks,
     )
 
 
@@ -78,7 +83,8 @@ def _counts_of_step(chance: random.Random, num_experts: int, top_k: int, tokens:
     weights = [chance.gammavariate(2.0, 1.0) for _ in range(num_experts)]
     chosen = Counter(chance.choices(range(num_experts), weights, k=tokens * top_k))
     assignments = tuple(chosen[expert] for expert in range(num_experts))
-    return Counts(tokens=tokens, padding_tokens=tokens // 16, assignments=assignments, dropped=tokens // 64)
+    counts = Counts(tokens=tokens, padding_tokens=tokens // 16, assignments=assignments, dropped=tokens // 64)
+    return replace(counts, scores=_scores(counts, top_k), microbatch_max_violation=1.5)
 
 
 def _replayed(counts: Counts, top_k: int) -> Counts:
@@ -100,7 +106,39 @@ def _replayed(counts: Counts, top_k: int) -> Counts:
     return replace(counts, replay=replay)
 
 
+def _scores(counts: Counts, top_k: int) -> ScoreStatistics:
+    """Return statistics of a router with an expert bias, all of whose tokens were sampled."""
+    num_experts, total = len(counts.assignments), sum(counts.assignments)
+    shares = tuple(count / total for count in counts.assignments)
+    return ScoreStatistics(
+        rows=counts.tokens - 1,
+        nan_rows=1,
+        infinite_rows=0,
+        score_mean=0.125,
+        entropy=0.75,
+        selected_mass=0.5 + top_k / num_experts / 2,
+        boundary_margin=0.25,
+        z=4.5,
+        logit_max=7.5,
+        balance_loss=num_experts * sum(share * share for share in shares),
+        bias_overlap=0.875,
+        bias_min=-0.25,
+        bias_max=0.5,
+        bias_std=0.125,
+        mean_probabilities=shares,
+    )
+
+
+def _relative_load(counts: Counts, windows: int) -> tuple[int, ...]:
+    """Return the histogram after that many windows of one load."""
+    buckets = relative_load_histogram(counts.assignments)
+    assert buckets is not None
+    return tuple(count * windows for count in buckets)
+
+
 def _times(counts: Counts, steps: int) -> Counts:
+    assert counts.scores is not None
+    scores = replace(counts.scores, rows=counts.scores.rows * steps, nan_rows=counts.scores.nan_rows * steps)
     return Counts(
         tokens=counts.tokens * steps,
         padding_tokens=counts.padding_tokens * steps,
@@ -108,6 +146,8 @@ def _times(counts: Counts, steps: int) -> Counts:
         dropped=counts.dropped * steps,
         invalid=counts.invalid * steps,
         replay=None if counts.replay is None else _each(counts.replay, lambda count: count * steps),
+        scores=scores,
+        microbatch_max_violation=counts.microbatch_max_violation,
     )
 
 
