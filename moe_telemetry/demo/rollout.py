@@ -27,7 +27,8 @@ class Rollout:
     """
 
     def __init__(self, model: nn.Module, keys: Sequence[RouterKey], *, is_shifted: bool) -> None:
-        self._model: Any = copy.deepcopy(model).to(torch.bfloat16).eval()
+        copied: Any = copy.deepcopy(model)
+        self._model = copied.to(torch.bfloat16).eval()
         self._keys = keys
         self._is_shifted = is_shifted
         self._ids: dict[int, Tensor] = {}

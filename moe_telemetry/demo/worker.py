@@ -40,9 +40,10 @@ def run(options: DemoOptions, prepare: Callable[[nn.Module], object] | None = No
         num_ranks=dist.get_world_size(),
     )
     with watch(model, *options.exporters, every_n_steps=options.every_n_steps, per_expert=True) as monitor:
-        rollout = Rollout(model, monitor.routers, is_shifted=options.scenario == "shifted")
+        is_shifted = options.scenario == "shifted"
+        rollout = None if options.scenario == "train" else Rollout(model, monitor.routers, is_shifted=is_shifted)
         for step in range(1, options.steps + 1):
-            if options.scenario == "train" or step <= options.warm_up_steps:
+            if rollout is None or step <= options.warm_up_steps:
                 trainer.train(next(text))
             else:
                 batch = next(text)

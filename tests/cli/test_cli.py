@@ -16,11 +16,12 @@ from moe_telemetry.cli import build_parser, doctor, main, metrics
 
 OPTIONS = {
     "": {"--help", "--version"},
-    "demo": {"--every", "--help", "--json", "--logdir", "--port", "--ranks", "--serve", "--steps"},
+    "demo": {"--every", "--help", "--json", "--logdir", "--port", "--ranks", "--scenario", "--serve", "--steps"},
     "doctor": {"--help", "--json"},
     "metrics": {"--help", "--json"},
     "replay": {"--help"},
     "replay check": {"--help", "--json", "--num-experts", "--skip"},
+    "rules": {"--help", "--out", "--runbook-url"},
 }
 
 
@@ -54,7 +55,9 @@ def test_help_ends_in_an_example(name: str, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         main([*name.split(), "--help"])
     assert ended.value.code == 0
-    assert f"moe-telemetry {name}".strip() in capsys.readouterr().out.strip().splitlines()[-1]
+    words = " ".join(capsys.readouterr().out.split())  # the lines are as long as the terminal is wide
+    assert words.endswith(" ".join((COMMANDS[name].epilog or "no example").split()))
+    assert f"moe-telemetry {name}".strip() in (COMMANDS[name].epilog or "")
 
 
 @pytest.mark.parametrize("name", sorted(name for name in COMMANDS if name))
