@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from moe_telemetry.adapters.transformers import find_routers
+from moe_telemetry.diagnostics import as_probabilities
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,6 +55,17 @@ def as_map(ids_TK: Tensor, num_experts: int) -> Tensor:
     return torch.nn.functional.one_hot(ids_TK + 1, num_experts + 1).sum(-2)[..., 1:]
 
 
+def check_scores(family: Any, site: Any, output: RouterOutput) -> None:
+    """Check what a site says of its scores: they give the weights, and the choice where nothing else decides."""
+    chances_TE = as_probabilities(output.scores, kind=site.score_kind, function=site.score_function)
+    assert site.score_kind != "auto"
+    if not site.is_biased:
+        assert torch.equal(as_map(output.expert_ids, family.num_experts), chosen(chances_TE, family.top_k))
+    if family.name != "phimoe":  # its weights are of scores that are masked anew for each choice
+        ours_TK, own_TK = chances_TE.gather(1, output.expert_ids), output.weights.float()
+        torch.testing.assert_close(ours_TK / ours_TK.sum(1, keepdim=True), own_TK / own_TK.sum(1, keepdim=True))
+
+
 def find_as_stated(family: Any, model: nn.Module) -> dict[str, Any]:
     """Return the sites of `model` by key, after checking them against the family's entry."""
     sites = find_routers(model)
@@ -66,6 +78,9 @@ def find_as_stated(family: Any, model: nn.Module) -> dict[str, Any]:
 def test_every_router_is_found_and_reads_what_its_experts_receive(family: Any) -> None:
     model = family.build()
     sites = find_as_stated(family, model)
+    kept = [name for name, _ in [*model.named_buffers(), *model.named_parameters()]]
+    has_bias = any(name.endswith(("score_correction_bias", "expert_bias")) for name in kept)
+    assert any(site.expert_bias() is not None for site in sites.values()) == has_bias
     read, calls = run_and_read(family, model)
     assert set(read) == set(sites)
     for key, output in read.items():
@@ -75,6 +90,7 @@ def test_every_router_is_found_and_reads_what_its_experts_receive(family: Any) -
         assert torch.equal(output.weights.to(received[2].dtype), received[2])
         if sites[key].hook == "output":
             assert output.scores.shape == (len(output.expert_ids), family.num_experts)
+            check_scores(family, sites[key], output)
 
 
 def test_the_selection_differs_from_the_top_logits_where_a_bias_or_groups_rule(family_named: Any) -> None:

@@ -60,6 +60,33 @@ def test_ranks_with_a_part_of_the_tokens_count_what_one_process_counts_of_all(nu
     assert together.layers[mt.RouterKey("decoder", 0)].total["train"].tokens == 11
 
 
+def _context_parallel(rank: int) -> str:
+    model = TinyMoe()
+    hidden, mask = _tokens(), _masks()
+    hidden[0, 2] = torch.nan
+    with mt.watch(model, routers=model.routers, every_n_steps=1, run="test") as monitor:
+        # a cut that leaves rank 1 the longer part, and only some of each sequence's real tokens
+        part = [slice(None, 2), slice(2, None)][rank]
+        model(hidden[:, part], attention_mask=mask[:, part])
+        return monitor.snapshot().to_json()
+
+
+def test_ranks_that_cut_sequences_give_the_statistics_of_whole_sequences() -> None:
+    model = TinyMoe()
+    hidden = _tokens()
+    hidden[0, 2] = torch.nan
+    with mt.watch(model, routers=model.routers, every_n_steps=1) as monitor:
+        model(hidden, attention_mask=_masks())
+        alone = monitor.snapshot()
+    for text in run_ranks(_context_parallel, 2):
+        together = mt.Snapshot.from_json(text)
+        for key, layer in alone.layers.items():
+            expected = layer.window["train"].scores
+            assert expected is not None
+            assert (expected.rows, expected.nan_rows) == (10, 1)
+            assert together.layers[key].window["train"].scores == expected
+
+
 def _pipeline(rank: int) -> str:
     model = TinyMoe(num_layers=4)
     tokens = _tokens()
@@ -81,7 +108,7 @@ def test_ranks_that_own_different_layers_or_none_report_every_layer() -> None:
         assert [layer.total["train"].tokens for layer in snapshot.layers.values()] == [NUM_TOKENS] * 4
 
 
-def _tensor_parallel(rank: int, declared: bool) -> int:  # noqa: FBT001
+def _tensor_parallel(rank: int, declared: bool) -> int:
     replicas = [rank // 2 * 2, rank // 2 * 2 + 1] if declared else None
     model = TinyMoe()
     with mt.watch(model, routers=model.routers, every_n_steps=1, token_replicas=replicas) as monitor:
