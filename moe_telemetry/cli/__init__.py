@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from moe_telemetry._version import __version__
-from moe_telemetry.cli import demo, doctor, metrics, replay
+from moe_telemetry.cli import demo, doctor, metrics, replay, rules
 from moe_telemetry.errors import TelemetryError
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = (demo, doctor, metrics, replay)
+_COMMANDS = (demo, doctor, metrics, replay, rules)
 
 
 class _Parser(argparse.ArgumentParser):

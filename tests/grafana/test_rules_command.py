@@ -1,0 +1,56 @@
+"""`moe-telemetry rules`: the packaged rules in a folder of the user's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moe_telemetry.cli import main
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "grafana"
+SOURCES = {path.name: path.read_text() for path in (*(FOLDER / "rules").glob("*.yaml"), FOLDER / "runbook.md")}
+
+
+def _written(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_the_rules_and_the_runbook_are_written_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "etc" / "rules"
+    assert main(["rules", "--out", str(out)]) == 0
+    assert _written(out) == SOURCES
+    assert capsys.readouterr().out.splitlines() == [str(out / name) for name in sorted(SOURCES)]
+
+
+def test_an_older_copy_is_replaced_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "moe-replay.yaml").write_text("old")
+    (tmp_path / "own.yaml").write_text("own")
+    assert main(["rules", "--out", str(tmp_path)]) == 0
+    assert _written(tmp_path) == {**SOURCES, "own.yaml": "own"}
+
+
+def test_the_alerts_link_to_the_runbook_where_it_is(tmp_path: Path) -> None:
+    assert main(["rules", "--out", str(tmp_path), "--runbook-url", "https://wiki.example/moe"]) == 0
+    links = [line.split()[1] for text in _written(tmp_path).values() for line in text.splitlines() if "_url:" in line]
+    assert "https://wiki.example/moe#moereplayzerooverlaphigh" in links
+    assert [link for link in links if not link.startswith("https://wiki.example/moe#")] == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["rules", "--out", str(tmp_path / "file" / "rules")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("moe-telemetry: ")
+    assert str(tmp_path / "file" / "rules") in line
+
+
+@pytest.mark.stack
+def test_prometheus_takes_what_was_written(tmp_path: Path) -> None:
+    main(["rules", "--out", str(tmp_path), "--runbook-url", "https://wiki.example/moe"])
+    config = tmp_path / "prometheus.yml"
+    config.write_text("rule_files: ['moe-*.yaml']\n")
+    subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True, timeout=30)
