@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ _library.define(
 class LastDiagnostics:
     """What `build_router_diagnostics` says of one router's last call."""
 
-    def __init__(self, site: RouterSite) -> None:
+    def __init__(self, site: RouterSite, is_paused: Callable[[], bool]) -> None:
         self.site = site
+        self.is_paused = is_paused
         self.tensor: Tensor | None = None
         """float32 `[B, 7, E]`, on the router's device; None before the first call."""
         self.has_scores = True
@@ -112,7 +114,7 @@ def _diagnose(
 ) -> None:
     last = _kept.get(int(handle))
     rows = choices.reshape(-1, choices.shape[-1])
-    if last is None or len(rows) == 0 or is_recompute():
+    if last is None or len(rows) == 0 or last.is_paused() or is_recompute():
         return
     batch_size = batch_size if len(rows) % batch_size == 0 else 1
     valid_T = None if valid is None else fit_mask(valid, len(rows), strict=strict)

@@ -22,6 +22,11 @@ class StageSlots:
         self._slots: tuple[int, int] = (0, 1)
         self._scalars: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls count nowhere now."""
+        return self._slots[0] == UNCOUNTED_SLOT
+
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the (train, eval) scalars on `device`; they keep their address for ever."""
         if device not in self._scalars:

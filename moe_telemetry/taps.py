@@ -41,7 +41,7 @@ class Tap:
         self.read = site.read
         self.mask = mask
         self.recording: Recording | None = None
-        self.last: LastDiagnostics | None = LastDiagnostics(site) if per_sequence else None
+        self.last: LastDiagnostics | None = LastDiagnostics(site, lambda: stages.is_paused) if per_sequence else None
         self._sampling = sampling
         self._stages = stages
         self._make_counters(device)

@@ -78,6 +78,15 @@ def test_recomputation_leaves_the_last_call_as_it_was() -> None:
         assert monitor.router_diagnostics()[FIRST].shape == (4, 7, 8)
 
 
+def test_a_paused_call_leaves_the_last_call_as_it_was() -> None:
+    model = TinyMoe()
+    with _watch(model) as monitor:
+        model(_hidden())
+        with monitor.pause():
+            model(_hidden(4))
+        assert monitor.router_diagnostics()[FIRST].shape == (2, 7, 8)
+
+
 def _read_ids_alone(_args: Any, _kwargs: Any, output: Any) -> RouterOutput:
     return RouterOutput(expert_ids=output[2])
 
