@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_telemetry.attachment import Attachment
+from moe_telemetry.cadence import Cadence
 from moe_telemetry.config import TelemetryConfig
 from moe_telemetry.counters import UNCOUNTED_SLOT
 from moe_telemetry.delivery import Delivery
@@ -112,8 +113,7 @@ class Monitor:
         self._delivery = Delivery(
             [pair for pair in exporters if seat.leads_job or (seat.leads_node and exporter_scope(pair[1]) == "node")]
         )
-        self._step: int | None = None
-        self._rollbacks = 0
+        self._cadence = Cadence(config.every_n_steps)
         self._num_snapshots = 0
         self._has_checked_routers = False
         self._overhead_seconds = 0.0
@@ -150,23 +150,14 @@ class Monitor:
         return snapshot
 
     def _advance(self, step: int | None) -> Snapshot | None:
-        last = self._step
-        now = (last or 0) + 1 if step is None else step
-        if last is None:
-            last = now - 1
-        elif now <= last:
-            self._rollbacks += 1
-            _logger.warning("moe_telemetry: step() went from %d back to %d; counters go on as they are", last, now)
-            last = now - 1
-        self._step = now
+        is_due = self._cadence.advance(step)
         self._check_routers_once()
-        every, ahead = self._config.every_n_steps, now + (now - last)
-        self._attachment.sampling.is_on = ahead // every != now // every
-        self._routes.sample_next_step(wanted=self._attachment.sampling.is_on)
-        if now // self._config.every_n_steps == last // self._config.every_n_steps:
+        self._attachment.sampling.is_on = self._cadence.is_due_next
+        self._routes.sample_next_step(wanted=self._cadence.is_due_next)
+        if not is_due:
             return None
         self._attachment.follow_rebuilt_modules()
-        snapshot = self._reduce(f"step/{self._rollbacks}/{now // self._config.every_n_steps}")
+        snapshot = self._try_reduce(self._cadence.meeting)
         if snapshot is not None:
             self._delivery.put(snapshot)
         return snapshot if self._seat.leads_node else None
@@ -203,8 +194,17 @@ class Monitor:
             raise ReductionError("snapshot() needs every rank to call it; the log names the ranks that did not come")
         return snapshot
 
+    def _try_reduce(self, meeting: str) -> Snapshot | None:
+        """Reduce, and keep whatever may fail in it away from training."""
+        try:
+            return self._reduce(meeting)
+        except Exception as error:  # noqa: BLE001  # a lost connection, a device out of memory
+            self._reducer.num_skipped += 1
+            _logger.warning("moe_telemetry: a reduction failed, training goes on: %s: %s", type(error).__name__, error)
+            return None
+
     def _reduce(self, meeting: str) -> Snapshot | None:
-        reduced = self._reducer.reduce(meeting, self._step or 0, self._slots)
+        reduced = self._reducer.reduce(meeting, self._cadence.step, self._slots)
         if reduced is None:
             return None
         self._history.advance(reduced)
@@ -220,7 +220,7 @@ class Monitor:
         layers, finding = self._history.layers, self._routes.finding
         return Snapshot(
             run=self._run,
-            step=self._step or 0,
+            step=self._cadence.step,
             time=time.time(),
             world_size=self._seat.num_ranks,
             layers=layers,
@@ -379,12 +379,7 @@ class Monitor:
         _open_monitors.discard(self)
         self._routes.close()
         self._attachment.detach()
-        try:
-            reduced = self._reducer.reduce("close", self._step or 0, self._slots)
-            if reduced is not None:
-                self._history.advance(reduced)
-        except Exception as error:  # noqa: BLE001  # the run ends; telemetry must not change how
-            _logger.warning("moe_telemetry: the last reduction failed: %s", error)
+        self._try_reduce("close")
         self._delivery.put(self._make_snapshot(finished=True))
         self._delivery.close(_CLOSE_SECONDS)
 

@@ -95,7 +95,7 @@ class Packing:
         return torch.tensor(values, dtype=torch.int64, device=self._device).unsqueeze(1)
 
     def pack(self, step: int, slots: Mapping[str, int], *, counts: bool) -> Tensor:
-        """Return this rank's vector, on the packing's device, and begin new peaks.
+        """Return this rank's vector, on the packing's device.
 
         Args:
             step: the training step, checked to be the same on all ranks.
@@ -114,7 +114,7 @@ class Packing:
                 found = self._staged([tap.scores for tap in self._taps], columns)
                 scores.index_copy_(0, self._score_rows.homes, found)
             shares[self._seat.node].index_copy_(0, self._rows_L, self._fields(cells_WA, columns))
-            views[self._seat.rank].index_copy_(0, self._rows_L, self._take_views())
+            views[self._seat.rank].index_copy_(0, self._rows_L, self._views())
         return vector
 
     @property
@@ -156,17 +156,20 @@ class Packing:
         replay = self._staged([tap.replay for tap in self._taps], columns)
         return torch.cat([torch.stack(counts, dim=1), replay.view(num_routers, len(REPLAY_SUMS), num_stages)], dim=1)
 
-    def _take_views(self) -> Tensor:
-        """Return `[L, V]`, peaks with 0 for nothing, as the zeros of other ranks say; begin new peaks."""
+    def _views(self) -> Tensor:
+        """Return `[L, V]`, peaks with 0 for nothing, as the zeros of other ranks say."""
         replay_LFS = torch.stack([tap.replay.to(self._device) for tap in self._taps])
         sums_L2 = replay_LFS[:, [REPLAY_SUMS.index("checked"), REPLAY_SUMS.index("zero_overlap")]].sum(-1)
         if self._layout.has_scores:
             for tap in self._taps:
                 note_bias(tap.peaks, tap.site)
         peaks_LP = torch.stack([tap.peaks.to(self._device) for tap in self._taps]) - NOTHING
+        return torch.cat([sums_L2, peaks_LP], dim=1)
+
+    def begin_peaks(self) -> None:
+        """Begin the peaks of the next window, once those of this one have crossed."""
         for tap in self._taps:
             tap.peaks.fill_(NOTHING)
-        return torch.cat([sums_L2, peaks_LP], dim=1)
 
     def unpack(self, vector: Tensor) -> Reduced:
         """Read a vector that was added up over all ranks."""

@@ -109,7 +109,7 @@ class Reducer:
         self._seat = seat
         self._taps = taps
         self._counts = ranks.first_of(config.token_replicas)
-        self._patience = config.rank_timeout_seconds
+        self._patience = self._full_patience = config.rank_timeout_seconds
         self.num_skipped = 0
         self.layout = layout
         self._packing: Packing | None = None
@@ -125,6 +125,7 @@ class Reducer:
         if missing := self._ranks.meet(meeting, self._patience):
             self._give_up(f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s")
             return None
+        self._patience = self._full_patience
         reduced = self._add_up(step, slots)
         if reduced.has_new_stages:
             self._learn_stages(slots)
@@ -143,7 +144,10 @@ class Reducer:
             self._packing = Packing(self.layout, self._taps, self._seat, self._ranks.device or self._home())
         vector = self._packing.pack(step, slots, counts=self._counts)
         self._ranks.sum_(vector)
-        return self._packing.unpack(vector)
+        reduced = self._packing.unpack(vector)
+        if not reduced.has_new_stages:
+            self._packing.begin_peaks()
+        return reduced
 
     def _home(self) -> torch.device:
         return self._taps[0].cells.device if self._taps else torch.device("cpu")

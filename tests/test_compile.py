@@ -78,7 +78,7 @@ def _run_blocks(model: TinyMoe, backend: CompileCounterWithBackend) -> None:
         hidden.sum().backward()
 
 
-def _checkpointed_inside(use_reentrant: bool) -> Callable[[TinyMoe], Callable[[torch.Tensor], torch.Tensor]]:  # noqa: FBT001
+def _checkpointed_inside(use_reentrant: bool) -> Callable[[TinyMoe], Callable[[torch.Tensor], torch.Tensor]]:
     def wrap(model: TinyMoe) -> Callable[[torch.Tensor], torch.Tensor]:
         model.use_reentrant = use_reentrant
         return torch.compile(model, backend="aot_eager")  # type: ignore[return-value]
@@ -86,7 +86,7 @@ def _checkpointed_inside(use_reentrant: bool) -> Callable[[TinyMoe], Callable[[t
     return wrap
 
 
-def _checkpointed_outside(use_reentrant: bool) -> Callable[[TinyMoe], Callable[[torch.Tensor], torch.Tensor]]:  # noqa: FBT001
+def _checkpointed_outside(use_reentrant: bool) -> Callable[[TinyMoe], Callable[[torch.Tensor], torch.Tensor]]:
     def wrap(model: TinyMoe) -> Callable[[torch.Tensor], torch.Tensor]:
         blocks = [torch.compile(layer, backend="aot_eager") for layer in model.layers]
 

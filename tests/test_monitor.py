@@ -61,8 +61,8 @@ def test_assignments_equal_a_recount_of_the_routers_own_output(model: TinyMoe) -
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_forward_is_counted_once_under_every_kind_of_checkpointing(
-    use_reentrant: bool | None,  # noqa: FBT001
-    is_training: bool,  # noqa: FBT001
+    use_reentrant: bool | None,
+    is_training: bool,
 ) -> None:
     model = TinyMoe(use_reentrant=use_reentrant).train(is_training)
     with _watch(model) as monitor:
@@ -199,7 +199,7 @@ def _run(model: TinyMoe) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("use_reentrant", [None, True, False])
 def test_watching_changes_no_bit_of_outputs_gradients_state_or_random_numbers(
-    use_reentrant: bool | None,  # noqa: FBT001
+    use_reentrant: bool | None,
 ) -> None:
     plain = TinyMoe(use_reentrant=use_reentrant)
     watched = TinyMoe(use_reentrant=use_reentrant)
@@ -410,8 +410,9 @@ def test_a_routing_map_needs_to_know_k() -> None:
 
 
 def test_an_output_that_names_no_experts_is_refused_with_what_was_found(model: TinyMoe) -> None:
-    with mt.watch(model, routers={"layers.[01]": 8}), pytest.raises(mt.ConfigError, match=r"found \(2, 3, 16\) torch.float32"):
-        model(_hidden())
+    with mt.watch(model, routers={"layers.[01]": 8}):
+        with pytest.raises(mt.ConfigError, match=r"found \(2, 3, 16\) torch.float32"):
+            model(_hidden())
 
 
 def test_telemetry_logs_under_its_own_name_only(model: TinyMoe, caplog: pytest.LogCaptureFixture) -> None:
@@ -419,3 +420,19 @@ def test_telemetry_logs_under_its_own_name_only(model: TinyMoe, caplog: pytest.L
         model.layers[0](_hidden())
         monitor.step(1)
     assert {record.name for record in caplog.records} == {"moe_telemetry"}
+
+
+def test_a_reduction_that_fails_is_counted_and_the_next_one_works(
+    model: TinyMoe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _watch(model) as monitor:
+        model(_hidden())
+        with monkeypatch.context() as patch:
+            patch.setattr(monitor._reducer, "reduce", lambda *_args: 1 / 0)
+            assert monitor.step(1) is None
+        model(_hidden())
+        snapshot = monitor.step(2)
+        assert snapshot is not None
+        assert _tokens(snapshot) == 12
+        assert snapshot.health.skipped_reductions == 1
+    assert "a reduction failed, training goes on: ZeroDivisionError" in caplog.text

@@ -129,5 +129,5 @@ class OddRouter(nn.Module):
         ("layers.0.gate", nn.Identity(), False),
     ],
 )
-def test_a_router_is_recognised_by_name_and_shape(name: str, module: nn.Module, looks: bool) -> None:  # noqa: FBT001
+def test_a_router_is_recognised_by_name_and_shape(name: str, module: nn.Module, looks: bool) -> None:
     assert looks_like_router(name, module) is looks

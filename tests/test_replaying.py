@@ -334,3 +334,19 @@ def test_a_router_without_a_top_k_is_refused_by_name_and_can_be_checked() -> Non
         replay = monitor.snapshot().layers[mt.RouterKey("decoder", 0)].replay
     assert replay is not None
     assert replay.agreement == 1.0
+
+
+def test_the_longest_run_of_a_stage_that_is_new_in_the_window_is_not_lost() -> None:
+    model = TinyMoe()
+    hidden = torch.randn(1, 20, 16, generator=torch.Generator().manual_seed(0))
+    with mt.watch(model, routers=model.routers, every_n_steps=1) as monitor:
+        with monitor.record() as recording:
+            model(hidden)
+        routes = recording.routes()
+        ids = routes.ids.clone()
+        ids[5:9] = ids[5]
+        with monitor.stage("rollout"), monitor.check(replace(routes, ids=ids)):
+            model(hidden)
+        replay = monitor.snapshot().layers[mt.RouterKey("decoder", 0)].replay
+    assert replay is not None
+    assert replay.longest_equal_run >= 4

@@ -280,7 +280,7 @@ def test_overlap_is_of_the_choice_with_the_bias_and_that_by_score_alone() -> Non
 
 
 @pytest.mark.parametrize("is_biased", [False, True])
-def test_a_routing_map_says_the_same_as_ids(is_biased: bool) -> None:  # noqa: FBT001
+def test_a_routing_map_says_the_same_as_ids(is_biased: bool) -> None:
     scores = torch.randn(20, 12)
     ids = (scores + torch.randn(12)).topk(3).indices
     chosen = torch.zeros(20, 12, dtype=torch.bool).scatter_(1, ids, value=True)
@@ -317,7 +317,7 @@ def test_a_finite_score_of_any_size_neither_wraps_nor_poisons_a_sum() -> None:
 
 @pytest.mark.parametrize("kind", ["logits", "probabilities", "auto"])
 @pytest.mark.parametrize("is_biased", [False, True])
-def test_nothing_reads_the_device(kind: str, is_biased: bool) -> None:  # noqa: FBT001
+def test_nothing_reads_the_device(kind: str, is_biased: bool) -> None:
     scores = torch.rand(6, 4, device="meta", requires_grad=True)
     ids = torch.zeros(6, 2, dtype=torch.int32, device="meta")
     valid = torch.ones(6, dtype=torch.bool, device="meta")
