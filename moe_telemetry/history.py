@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import add
 from typing import Any
 
@@ -108,8 +109,12 @@ def _of_scores(tally: Tally, peaks: Sequence[int]) -> Mapping[str, Any]:
     if not tally.scores:
         return {}
     of_router, of_calls = tally.scores[: -len(MICROBATCH_FIELDS)], tally.scores[-len(MICROBATCH_FIELDS) :]
+    scores = ScoreStatistics.of(of_router, peaks, tally.experts)
+    if scores is not None and not peaks:
+        # of the total, as many numbers as experts would be most of a serialised snapshot
+        scores = replace(scores, mean_probabilities=None)
     return {
-        "scores": ScoreStatistics.of(of_router, peaks, tally.experts),
+        "scores": scores,
         "microbatch_max_violation": microbatch_max_violation(of_calls),
     }
 

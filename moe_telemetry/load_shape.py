@@ -25,7 +25,8 @@ def relative_load_histogram(assignments: Sequence[int]) -> tuple[int, ...] | Non
     if total == 0:
         return None
     # in whole numbers, since 0.1 * total is not what it looks like
-    loads = sorted(100 * len(assignments) * load for load in assignments)
+    unit = 100 * len(assignments)
+    loads = sorted([unit * load for load in assignments])
     return (*(bisect_right(loads, bound * total) for bound in _HUNDREDTHS), len(loads))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Literal
 
 __all__ = [
@@ -90,11 +91,17 @@ NUM_SUM_FIELDS = 2 * len(MEAN_FIELDS) + len(COUNT_FIELDS)
 """Entries of the summed vector in front of those by expert."""
 
 
+_HEAD_FIELDS = (
+    *MEAN_FIELDS,
+    *(SumField(name=f"{field.name}_rows", scale=1.0) for field in MEAN_FIELDS),
+    *COUNT_FIELDS,
+)
+
+
 def sum_fields(num_experts: int) -> tuple[SumField, ...]:
     """Return what each entry of a router's summed vector is, length NUM_SUM_FIELDS + E."""
-    rows = (SumField(name=f"{field.name}_rows", scale=1.0) for field in MEAN_FIELDS)
     experts = (SumField(name=f"probability_{e}", scale=PROBABILITY_SCALE) for e in range(num_experts))
-    return (*MEAN_FIELDS, *rows, *COUNT_FIELDS, *experts)
+    return (*_HEAD_FIELDS, *experts)
 
 
 def microbatch_max_violation(sums: Sequence[int]) -> float | None:
@@ -154,7 +161,7 @@ class ScoreStatistics:
             assignments: assignments per expert of the same window, length E, for the balance loss.
         """
         num_experts = len(sums) - NUM_SUM_FIELDS
-        fields = dict(zip((field.name for field in sum_fields(num_experts)), sums, strict=True))
+        fields = {field.name: total for field, total in zip(_HEAD_FIELDS, sums, strict=False)}
         rows = fields["score_rows"]
         if fields["valid_rows"] == 0:
             return None
@@ -189,15 +196,15 @@ def _over_uniform(entropy: float | None, num_experts: int) -> float | None:
 
 
 def _probabilities(sums: Sequence[int], rows: int) -> tuple[float, ...] | None:
-    return tuple(total / PROBABILITY_SCALE / rows for total in sums) if rows else None
+    unit = PROBABILITY_SCALE * rows
+    return tuple([total / unit for total in sums]) if rows else None
 
 
 def _balance_loss(probabilities: tuple[float, ...] | None, assignments: Sequence[int]) -> float | None:
     total = sum(assignments)
     if probabilities is None or total == 0:
         return None
-    pairs = zip(assignments, probabilities, strict=True)
-    return len(probabilities) * math.fsum(count * probability for count, probability in pairs) / total
+    return len(probabilities) * math.fsum(map(mul, assignments, probabilities)) / total
 
 
 def _maxima(maxima: Sequence[int]) -> dict[str, float | None]:
