@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -79,7 +80,7 @@ def _rate(tokens: int, last: Snapshot | None, now: Snapshot) -> float | None:
 def _header(snapshot: Snapshot, rate: float | None) -> Text:
     tokens = ", ".join(f"{stage} {count:,}" for stage, count in tokens_by_stage(snapshot, "total").items())
     header = Text(f"run {snapshot.run}  step {snapshot.step:,}  tokens {tokens or 0}", style="bold", no_wrap=True)
-    if rate is not None:
+    if rate:
         header.append(f"  {rate:,.0f} tokens/s")
     return header
 
@@ -88,10 +89,11 @@ def _table(summary: JobSummary, max_rows: int) -> Table:
     ranked = sorted(summary.layers, key=lambda layer: -layer.stats.max_violation)
     shown = {layer.router for layer in ranked[:max_rows]}
     num_hidden = len(summary.layers) - len(shown)
-    table = Table(caption=f"{num_hidden} more layers, each with a lower MaxVio" if num_hidden else None)
+    caption = f"{num_hidden} more layers, each with a lower MaxVio" if num_hidden else None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=caption)
     for name in ("layer", "tokens", "MaxVio", "entropy", "dead"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("hottest experts", no_wrap=True)
+    table.add_column("hottest experts")  # the only column that wraps: no number is cut off
     for layer in summary.layers:
         if layer.router in shown:
             table.add_row(*_cells(layer), style="bold red" if layer is ranked[0] else None)
@@ -106,7 +108,7 @@ def _cells(layer: LayerLoad) -> list[Text]:
         f"{stats.max_violation:.2f}",
         f"{stats.entropy:.3f}",
         str(stats.dead_experts),
-        "  ".join(f"{hot.expert.expert} ({hot.share:.1%})" for hot in layer.hottest_experts(_NUM_HOT)),
+        "  ".join(f"{hot.expert.expert}\u00a0({hot.share:.1%})" for hot in layer.hottest_experts(_NUM_HOT)),
     ]
     return [Text(cell) for cell in cells]  # a name may hold what rich would take for markup
 

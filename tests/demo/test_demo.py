@@ -231,3 +231,4 @@ def test_the_terminal_shows_a_table_and_then_a_summary(on_terminal: OnTerminal) 
 
 def test_every_line_fits_a_terminal_of_80_columns(on_terminal: OnTerminal) -> None:
     assert max(map(len, on_terminal.lines)) <= NUM_COLUMNS
+    assert not any("…" in line for line in on_terminal.lines)
