@@ -37,8 +37,15 @@ class Prometheus:
 @contextmanager
 def prometheus_scraping(port: int, folder: Path) -> Iterator[Prometheus]:
     """Run a server that scrapes a port of this machine twice a second, until the end of the block."""
+    with prometheus_running(_CONFIG.format(port=port), folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_running(configuration: str, folder: Path) -> Iterator[Prometheus]:
+    """Run a server until the end of the block; its data and its log are in `folder`."""
     config = folder / "prometheus.yml"
-    config.write_text(_CONFIG.format(port=port))
+    config.write_text(configuration)
     own_port = free_port()
     command = [
         "prometheus",
@@ -49,10 +56,11 @@ def prometheus_scraping(port: int, folder: Path) -> Iterator[Prometheus]:
     ]
     url = f"http://127.0.0.1:{own_port}"
     with running(command, folder / "prometheus.log"):
-        wait_until(lambda: _is_ready(url), "Prometheus is ready")
+        wait_until(lambda: is_ready(url), "Prometheus is ready")
         yield Prometheus(url)
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Ask a server of the Prometheus project whether it is ready."""
     with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as response:
         return bool(response.status == 200)
