@@ -6,10 +6,12 @@ import sys
 from importlib.metadata import distribution, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from packaging.requirements import Requirement
 
 import moe_telemetry
+from moe_telemetry import cli
 
 __all__ = ["main"]
 
@@ -17,11 +19,12 @@ PACKAGES = ("moe_telemetry", "moe_telemetry_exporters")
 
 
 def main() -> None:
-    """Check files, metadata and entry points."""
+    """Check files, metadata, entry points and package data."""
     _check_files()
     _check_metadata()
     _check_exporters()
     _check_adapters()
+    _check_rules()
 
 
 def _check_files() -> None:
@@ -55,6 +58,12 @@ def _check_exporters() -> None:
 
 def _check_adapters() -> None:
     assert "transformers" in _ours("moe_telemetry.adapters")
+
+
+def _check_rules() -> None:
+    with TemporaryDirectory() as folder:
+        assert cli.main(["rules", "--out", folder]) == 0
+        assert {path.name for path in Path(folder).iterdir()} >= {"moe-replay.yaml", "runbook.md"}
 
 
 def _ours(group: str) -> dict[str, object]:
