@@ -18,8 +18,9 @@ from torch import Tensor
 
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.masks import fit_mask
+from moe_telemetry.operators import define_operator, is_recompute
 
-__all__ = ["NUM_SLOTS", "UNCOUNTED_SLOT", "count_choices", "is_recompute", "new_cells", "slot_value"]
+__all__ = ["NUM_SLOTS", "UNCOUNTED_SLOT", "count_choices", "new_cells", "slot_value"]
 
 NUM_SLOTS = 8
 """Stage slots of every cell: seven stages, and one that is never read."""
@@ -30,9 +31,6 @@ UNCOUNTED_SLOT = NUM_SLOTS - 1
 _NUM_OTHER_CELLS = 4
 
 _ones_of_device: dict[torch.device, Tensor] = {}
-
-_library = torch.library.Library("moe_telemetry", "DEF")
-_library.define("count(Tensor(a!) cells_WS, Tensor slot, Tensor choices, Tensor? valid, int top_k, bool strict) -> ()")
 
 
 def new_cells(num_experts: int, device: torch.device) -> Tensor:
@@ -60,21 +58,7 @@ def count_choices(
         top_k: K, or 0 to take it from the ids; a routing map with fewer choices dropped the others.
         strict: whether a mask that does not fit raises `MaskError`, or is reported and not used.
     """
-    # Calling the operator puts one opaque node into a traced graph, and hides the in-place update
-    # from selective checkpointing, which would complain about it. Without either, the plain call
-    # saves the dispatcher's time.
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-    operator = torch.ops.moe_telemetry.count if traced else _count
-    operator(cells_WS, slot, choices, valid, top_k, strict)
-
-
-def is_recompute() -> bool:
-    """Tell whether autograd runs backward on this thread: a forward within it is a recomputation.
-
-    Checkpointing runs its second forward inside the backward pass, reentrant or not, nested or not.
-    It must be asked at run time; under torch.compile the answer would be frozen into the graph.
-    """
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001
+    _call(cells_WS, slot, choices, valid, top_k, strict)
 
 
 def _count(  # the operator's schema has positional arguments only
@@ -134,16 +118,6 @@ def _ones(count: int, device: torch.device) -> Tensor:
     return held[:count]
 
 
-def _count_fake(
-    cells_WS: Tensor,
-    slot: Tensor,
-    choices: Tensor,
-    valid: Tensor | None,
-    top_k: int,
-    strict: bool,  # noqa: FBT001
-) -> None:
-    """Say to a tracer that the operator returns nothing."""
-
-
-_library.impl("count", _count, "CompositeExplicitAutograd")
-torch.library.register_fake("moe_telemetry::count", _count_fake)
+_call = define_operator(
+    "count(Tensor(a!) cells_WS, Tensor slot, Tensor choices, Tensor? valid, int top_k, bool strict) -> ()", _count
+)

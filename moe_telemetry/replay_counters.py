@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import NUM_SLOTS, is_recompute
+from moe_telemetry.counters import NUM_SLOTS
+from moe_telemetry.operators import define_operator, is_recompute
 from moe_telemetry.replay_totals import REPLAY_SUMS
 
 __all__ = ["count_comparison"]
-
-_library = torch.library.Library("moe_telemetry", "FRAGMENT")
-_library.define("compare(Tensor(a!) sums_FS, Tensor(b!) peaks, Tensor slot, Tensor vector_C) -> ()")
 
 
 def count_comparison(sums_FS: Tensor, peaks: Tensor, slot: Tensor, vector_C: Tensor) -> None:
@@ -23,10 +21,7 @@ def count_comparison(sums_FS: Tensor, peaks: Tensor, slot: Tensor, vector_C: Ten
         slot: int64 scalar on the same device, as for `counters.count_choices`.
         vector_C: int64 `[len(REPLAY_COUNTERS)]`, as `RouteComparison.vector` is.
     """
-    # seen by no tracer and no checkpoint policy, as `counters.count_choices` says
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-    operator = torch.ops.moe_telemetry.compare if traced else _compare
-    operator(sums_FS, peaks, slot, vector_C)
+    _call(sums_FS, peaks, slot, vector_C)
 
 
 def _compare(sums_FS: Tensor, peaks: Tensor, slot: Tensor, vector_C: Tensor) -> None:
@@ -37,9 +32,4 @@ def _compare(sums_FS: Tensor, peaks: Tensor, slot: Tensor, vector_C: Tensor) -> 
     torch.maximum(peaks[:1], vector_C[-1:], out=peaks[:1])
 
 
-def _compare_fake(sums_FS: Tensor, peaks: Tensor, slot: Tensor, vector_C: Tensor) -> None:
-    """Say to a tracer that the operator returns nothing."""
-
-
-_library.impl("compare", _compare, "CompositeExplicitAutograd")
-torch.library.register_fake("moe_telemetry::compare", _compare_fake)
+_call = define_operator("compare(Tensor(a!) sums_FS, Tensor(b!) peaks, Tensor slot, Tensor vector_C) -> ()", _compare)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from moe_telemetry.counters import is_recompute
 from moe_telemetry.errors import LifecycleError, RoutesError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.masks import fit_mask
+from moe_telemetry.operators import is_recompute
 from moe_telemetry.replay import Routes, RowComparison, compare_rows
 from moe_telemetry.replay_counters import count_comparison
 from moe_telemetry.routers import RouterOutput

@@ -17,9 +17,10 @@ import weakref
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import NUM_SLOTS, UNCOUNTED_SLOT, is_recompute, slot_value
+from moe_telemetry.counters import NUM_SLOTS, UNCOUNTED_SLOT, slot_value
 from moe_telemetry.diagnostics import bias_maxima, microbatch_load, score_tally
 from moe_telemetry.masks import fit_mask
+from moe_telemetry.operators import define_operator, is_recompute
 from moe_telemetry.routers import RouterSite
 from moe_telemetry.score_statistics import MAX_FIELDS, MICROBATCH_FIELDS, NOTHING, NUM_SUM_FIELDS
 
@@ -32,12 +33,6 @@ _handles = itertools.count()
 _samplings: weakref.WeakValueDictionary[int, Sampling] = weakref.WeakValueDictionary()
 _reported: set[str] = set()
 _logger = logging.getLogger("moe_telemetry")
-
-_library = torch.library.Library("moe_telemetry", "FRAGMENT")
-_library.define(
-    "score(Tensor(a!) sums_FS, Tensor(b!) peaks, Tensor slot, Tensor? scores, Tensor choices, Tensor? valid, "
-    "int sampling, int top_k, bool strict, str kind, str function, bool is_biased) -> ()"
-)
 
 
 class Sampling:
@@ -75,11 +70,8 @@ def count_scores(
         site: the router, which knows what its scores are.
         strict: whether a mask that does not fit raises `MaskError`, or is reported and not used.
     """
-    # for when the operator and when the plain call, see `count_choices`
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-    operator = torch.ops.moe_telemetry.score if traced else _score
     what = site.score_kind, site.score_function, site.is_biased
-    operator(sums_FS, peaks, slot, scores, choices, valid, sampling.handle, site.top_k or 0, strict, *what)
+    _call(sums_FS, peaks, slot, scores, choices, valid, sampling.handle, site.top_k or 0, strict, *what)
 
 
 def note_bias(peaks: Tensor, site: RouterSite) -> None:
@@ -156,22 +148,8 @@ def _add_rows(sums_FS: Tensor, slot: Tensor, added: Tensor, first: int) -> None:
     sums_FS.view(-1).scatter_add_(0, torch.add(slot, row, alpha=NUM_SLOTS), added)
 
 
-def _score_fake(
-    sums_FS: Tensor,
-    peaks: Tensor,
-    slot: Tensor,
-    scores: Tensor | None,
-    choices: Tensor,
-    valid: Tensor | None,
-    sampling: int,
-    top_k: int,
-    strict: bool,  # noqa: FBT001
-    kind: str,
-    function: str,
-    is_biased: bool,  # noqa: FBT001
-) -> None:
-    """Say to a tracer that the operator returns nothing."""
-
-
-_library.impl("score", _score, "CompositeExplicitAutograd")
-torch.library.register_fake("moe_telemetry::score", _score_fake)
+_call = define_operator(
+    "score(Tensor(a!) sums_FS, Tensor(b!) peaks, Tensor slot, Tensor? scores, Tensor choices, Tensor? valid, "
+    "int sampling, int top_k, bool strict, str kind, str function, bool is_biased) -> ()",
+    _score,
+)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import is_recompute
 from moe_telemetry.diagnostics import RouterDiagnosticChannel, as_probabilities, build_router_diagnostics
 from moe_telemetry.masks import fit_mask
+from moe_telemetry.operators import define_operator, is_recompute
 from moe_telemetry.routers import RouterSite
 
 __all__ = ["LastDiagnostics", "keep_diagnostics"]
@@ -30,12 +30,6 @@ _OF_SCORES = (
 _logger = logging.getLogger("moe_telemetry")
 _handles = itertools.count()
 _kept: weakref.WeakValueDictionary[int, LastDiagnostics] = weakref.WeakValueDictionary()
-
-_library = torch.library.Library("moe_telemetry", "FRAGMENT")
-_library.define(
-    "diagnose(Tensor(a!) handle, Tensor? scores, Tensor choices, Tensor? valid, Tensor? bias, int batch_size, "
-    "int top_k, bool strict, str kind, str function, bool is_biased) -> ()"
-)
 
 
 class LastDiagnostics:
@@ -89,13 +83,10 @@ def keep_diagnostics(
         batch_size = valid.shape[0]
     elif choices.ndim == 3:
         batch_size = choices.shape[0]
-    # for when the operator and when the plain call, see `count_choices`
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-    operator = torch.ops.moe_telemetry.diagnose if traced else _diagnose
     site = last.site
     what = site.score_kind, site.score_function, site.is_biased
     bias = site.expert_bias()
-    operator(last.handle, scores, choices, valid, bias, batch_size, site.top_k or 0, strict, *what)
+    _call(last.handle, scores, choices, valid, bias, batch_size, site.top_k or 0, strict, *what)
 
 
 @torch.no_grad()
@@ -154,21 +145,8 @@ def _by_position(rows: Tensor, batch_size: int) -> Tensor:
     return rows.reshape(batch_size, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
-def _diagnose_fake(
-    handle: Tensor,
-    scores: Tensor | None,
-    choices: Tensor,
-    valid: Tensor | None,
-    bias: Tensor | None,
-    batch_size: int,
-    top_k: int,
-    strict: bool,  # noqa: FBT001
-    kind: str,
-    function: str,
-    is_biased: bool,  # noqa: FBT001
-) -> None:
-    """Say to a tracer that the operator returns nothing."""
-
-
-_library.impl("diagnose", _diagnose, "CompositeExplicitAutograd")
-torch.library.register_fake("moe_telemetry::diagnose", _diagnose_fake)
+_call = define_operator(
+    "diagnose(Tensor(a!) handle, Tensor? scores, Tensor choices, Tensor? valid, Tensor? bias, int batch_size, "
+    "int top_k, bool strict, str kind, str function, bool is_biased) -> ()",
+    _diagnose,
+)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import NUM_SLOTS, count_choices, is_recompute, new_cells
+from moe_telemetry.counters import NUM_SLOTS, count_choices, new_cells
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.masks import TokenMask, fit_mask
+from moe_telemetry.operators import is_recompute
 from moe_telemetry.recording import Recording
 from moe_telemetry.replay_totals import REPLAY_SUMS
 from moe_telemetry.routers import RouterOutput, RouterSite
