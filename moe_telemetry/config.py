@@ -68,6 +68,9 @@ class TelemetryConfig:
     replay_warn_zero_overlap: float = 0.01
     """Share of replayed tokens without a common expert above which a replay is reported as misaligned."""
 
+    replay_warn_agreement: float = 0.9
+    """Agreement of replayed tokens with the router's own choice below which a replay is reported as misaligned."""
+
     replay_min_checked: int = 100
     """Checked tokens of a layer and window below which its replay is not judged."""
 
@@ -80,8 +83,10 @@ class TelemetryConfig:
         _check_at_least("max_series", self.max_series, 0)
         if not isinstance(self.rank_timeout_seconds, (int, float)) or not self.rank_timeout_seconds > 0:
             raise ConfigError(f"rank_timeout_seconds={self.rank_timeout_seconds!r}: expected seconds above 0")
-        if not isinstance(self.replay_warn_zero_overlap, (int, float)) or not 0 <= self.replay_warn_zero_overlap <= 1:
-            raise ConfigError(f"replay_warn_zero_overlap={self.replay_warn_zero_overlap!r}: expected a ratio, 0 to 1")
+        for name in ("replay_warn_zero_overlap", "replay_warn_agreement"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise ConfigError(f"{name}={value!r}: expected a ratio, 0 to 1")
         _check_at_least("replay_min_checked", self.replay_min_checked, 1)
         if self.run is not None and (not isinstance(self.run, str) or not self.run):
             raise ConfigError(f"run={self.run!r}: expected a non-empty string, or None to choose one")

@@ -18,6 +18,7 @@ from moe_telemetry.recording import Recording
 from moe_telemetry.records import LayerSnapshot
 from moe_telemetry.replay import Misalignment, Routes, locate_misalignment
 from moe_telemetry.replaying import Replaying, ReplaySample, ReplayState
+from moe_telemetry.route_verdict import complaint
 from moe_telemetry.taps import Tap
 
 __all__ = ["RouteControl"]
@@ -93,7 +94,7 @@ class RouteControl:
         checks = {key: replay for key, layer in layers.items() if (replay := layer.replay) is not None}
         if not checks or time.monotonic() - self._last_report < _SECONDS_BETWEEN_REPORTS:
             return
-        message = self._complaint({key: layers[key] for key in checks})
+        message = complaint(checks, self._config)
         if message is None:
             return
         self._last_report = time.monotonic()
@@ -101,25 +102,6 @@ class RouteControl:
         if self._state.sample is not None and self._state.sample.own:
             self._thread = threading.Thread(target=self._locate, args=(self._state.sample,), daemon=True)
             self._thread.start()
-
-    def _complaint(self, layers: Mapping[RouterKey, LayerSnapshot]) -> str | None:
-        limit = self._config.replay_warn_zero_overlap
-        checks = {key: replay for key, layer in layers.items() if (replay := layer.replay) is not None}
-        if not any(replay.checked for replay in checks.values()):
-            rows = max(replay.replayed for replay in checks.values())
-            return f"routes were replayed for {rows} tokens and none of them could be checked (coverage 0)"
-        bad = {
-            key: replay.zero_overlap_ratio or 0.0
-            for key, replay in checks.items()
-            if replay.exceeds(limit, min_checked=self._config.replay_min_checked)
-        }
-        if not bad:
-            return None
-        worst = max(bad, key=lambda key: bad[key])
-        return (
-            f"{bad[worst]:.1%} of the replayed tokens of {worst} share no expert with the router's own choice "
-            f"(limit {limit:.1%}; {len(bad)} of {len(checks)} layers above it): the routes may be of other tokens"
-        )
 
     def _locate(self, sample: ReplaySample) -> None:
         """Look for the cause, in a thread of its own."""

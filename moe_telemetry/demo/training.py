@@ -28,6 +28,8 @@ def build_model(seed: int = 0) -> nn.Module:
         num_experts=16,
         num_experts_per_tok=4,
         norm_topk_prob=True,
+        output_router_logits=True,  # adds the load-balancing loss
+        router_aux_loss_coef=0.02,
         max_position_embeddings=512,
     )
     model: nn.Module = Qwen3MoeForCausalLM(config)
