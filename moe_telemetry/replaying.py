@@ -60,6 +60,7 @@ class Replaying:
         self.routes = routes
         self.compares_only = compares_only
         self._rows: dict[tuple[int, torch.device], Rows] = {}
+        self.mask: Tensor | None = None
         self.valid_T: Tensor | None = None
 
     def rows(self, num_rows: int, mask: Tensor | None, device: torch.device) -> Rows:
@@ -68,6 +69,10 @@ class Replaying:
         Raises:
             RoutesError: the routes are for another number of tokens.
         """
+        if mask is not self.mask:
+            # another forward in the same block: its tokens are at other rows
+            self._rows.clear()
+            self.mask = mask
         if (num_rows, device) not in self._rows:
             self._rows[num_rows, device] = seat_routes(self.routes, num_rows, mask, device)
         return self._rows[num_rows, device]
@@ -85,7 +90,7 @@ class ReplayState:
         self.in_backward: Replaying | None = None
         self.wants_sample = True
         self.sample: ReplaySample | None = None
-        self._installed: list[nn.Module] = []
+        self._installed: list[tuple[nn.Module, Any]] = []
         self._handles: list[Any] = []
 
     @contextmanager
@@ -115,14 +120,16 @@ class ReplayState:
             return
         for tap in taps.values():
             if (module := tap.site.module) is not None:
+                self._installed.append((module, module.__dict__.get("forward")))
                 module.__dict__["forward"] = partial(_forward, tap, self, module.forward)
-                self._installed.append(module)
         self._handles = [model.register_forward_hook(partial(_mark_backward, self)) for model in models]
 
     def remove(self) -> None:
         """Take the interception out again."""
-        for module in self._installed:
-            module.__dict__.pop("forward", None)
+        for module, earlier in self._installed:
+            del module.__dict__["forward"]
+            if earlier is not None:
+                module.__dict__["forward"] = earlier
         for handle in self._handles:
             handle.remove()
         self._installed, self._handles = [], []
@@ -221,7 +228,7 @@ def _compare(
 ) -> tuple[RowComparison, Tensor]:
     recomputes = not torch.compiler.is_compiling() and is_recompute()
     mask = tap.mask.current
-    rows = replaying.rows(len(own_TK), mask, own_TK.device)
+    rows = replaying.rows(len(own_TK), replaying.mask if recomputes else mask, own_TK.device)
     if not recomputes:
         strict = tap.mask.stated is not None
         replaying.valid_T = None if mask is None else fit_mask(mask, len(own_TK), strict=strict)

@@ -293,6 +293,31 @@ def test_close_takes_the_interception_out(model: nn.Module, monitor: mt.Monitor)
         assert "forward" not in module.__dict__
 
 
+def test_close_puts_back_a_forward_that_somebody_else_had_replaced(model: nn.Module, monitor: mt.Monitor) -> None:
+    gate = model.model.layers[1].mlp.gate
+    routes = _record(model, monitor, _batch())
+    replaced = gate.forward
+    gate.forward = replaced
+    with monitor.replay(routes):
+        _run(model, _batch())
+    monitor.close()
+    assert gate.forward is replaced
+
+
+def test_two_forwards_in_one_block_find_their_rows_by_their_own_masks(model: nn.Module, monitor: mt.Monitor) -> None:
+    right = torch.tensor([[1] * 20 + [0] * 12] * 4)
+    full = _record(model, monitor, _batch(), right)
+    real = mt.Routes(full.ids[right.flatten() > 0], (20,) * 4, full.keys, 16)
+    monitor.snapshot()
+    with monitor.check(real):
+        _run(model, _batch(), right)
+        _run(model, _batch().roll(12, 1), right.flip(1))
+    replay = monitor.snapshot().layers[FIRST].replay
+    assert replay is not None
+    assert (replay.replayed, replay.missing) == (160, 0)
+    assert (replay.agreement or 0) > 0.95
+
+
 def test_copies_of_a_replaying_model_replay_nothing(model: nn.Module, monitor: mt.Monitor) -> None:
     routes = _rolled(_record(model, monitor, _batch()))
     expected = _run(model, _batch())
