@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
+
+from moe_telemetry.errors import ConfigError
 
 __all__ = ["Cadence"]
 
@@ -38,8 +41,12 @@ class Cadence:
         return self._passes(self.step, self.step + self._stride)
 
     def advance(self, step: int | None) -> bool:
-        """Take the next step, and tell whether it reduces; None counts on from the last."""
-        now = self.step + 1 if step is None else step
+        """Take the next step, and tell whether it reduces; None counts on from the last.
+
+        Raises:
+            ConfigError: the step is no whole number.
+        """
+        now = self.step + 1 if step is None else _whole(step)
         before = now - 1 if self._last is None else self._last
         if now <= before:
             # a trainer that went back to a checkpoint: rare, and no reason to stop
@@ -51,3 +58,10 @@ class Cadence:
 
     def _passes(self, before: int, now: int) -> bool:
         return now // self._every != before // self._every
+
+
+def _whole(step: int) -> int:
+    try:
+        return operator.index(step)
+    except TypeError as error:
+        raise ConfigError(f"step({step!r}): expected a whole number, or None to count on") from error

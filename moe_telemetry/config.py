@@ -16,7 +16,7 @@ __all__ = ["TelemetryConfig", "run_id_of_launcher"]
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED_LABELS = frozenset(
-    {"run", "stage", "block", "layer", "expert", "exporter", "outcome", "version", "cause", "offset"}
+    {"run", "stage", "block", "layer", "expert", "exporter", "outcome", "version", "cause", "offset", "le", "experts"}
 )
 _RUN_VARIABLES = ("WANDB_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
@@ -42,7 +42,7 @@ class TelemetryConfig:
     """Export one series an expert, `moe_expert_assignments_total`."""
 
     max_series: int = 50_000
-    """Largest number of series in one export; per-expert series beyond it are cut and counted."""
+    """Series of one export beyond which per-expert series are cut and counted; the others always go out."""
 
     scores: bool = True
     """Keep statistics of the routers' scores (entropy, margin, z, ...) and the load of single microbatches.

@@ -61,7 +61,7 @@ class Lane:
         try:
             if callable(method):
                 method(*args)
-        except Exception as error:  # noqa: BLE001  # a sink may raise anything, and training goes on
+        except BaseException as error:  # noqa: BLE001  # a sink may raise anything, SystemExit too, and training goes on
             self._fail(f"failed to {what}: {type(error).__name__}: {error}")
             return False
         return True
@@ -78,7 +78,11 @@ class Delivery:
     """All exporters of a monitor on this rank."""
 
     def __init__(self, exporters: Sequence[tuple[str, Exporter]]) -> None:
-        self._lanes = [Lane(name, exporter) for name, exporter in exporters]
+        names = [name for name, _ in exporters]
+        self._lanes = [
+            Lane(name if names.index(name) == place else f"{name}-{names[:place].count(name) + 1}", exporter)
+            for place, (name, exporter) in enumerate(exporters)
+        ]
 
     def put(self, snapshot: Snapshot) -> None:
         """Hand a snapshot to every exporter; the caller never waits."""

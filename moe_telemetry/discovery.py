@@ -73,11 +73,16 @@ def _spec(spec: RouterSpec | int) -> RouterSpec:
 
 def _stated(models: Sequence[nn.Module], pattern: str, spec: RouterSpec) -> list[RouterSite]:
     read = spec.read or partial(_read_by_shape, num_experts=spec.num_experts, top_k=spec.top_k)
-    matches: list[tuple[str, nn.Module | None, RouterKey]] = [
-        (name, module, router_key(model, name))
-        for model in models
+    # chunks of a virtual pipeline may have equal names: the chunk's number, as in "1.layers.0.gate", tells them apart
+    named = [
+        (f"{chunk}.{name}" if len(models) > 1 else name, name, module, model)
+        for chunk, model in enumerate(models)
         for name, module in model.named_modules()
-        if name == pattern or fnmatchcase(name, pattern)
+    ]
+    matches: list[tuple[str, nn.Module | None, RouterKey]] = [
+        (full_name, module, router_key(model, name))
+        for full_name, name, module, model in named
+        if any(text == pattern or fnmatchcase(text, pattern) for text in (full_name, name))
     ]
     if not matches:
         matches = [(pattern, None, _key_of_text(pattern))]

@@ -48,7 +48,7 @@ def _parse(text: str, hint: object, variable: str) -> object:
         if getattr(hint, "__origin__", None) is not None and str(hint).startswith("collections.abc.Mapping"):
             return dict(_pair(item) for item in text.split(",") if item)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{variable}={text!r} is not of the form {_form(kinds)}") from error
+        raise ConfigError(f"{variable}={text!r}: expected {_form(kinds)}") from error
     if str not in kinds:
         raise ConfigError(f"{variable}={text!r}: this setting takes an object, so only a program can give it")
     return text

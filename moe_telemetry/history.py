@@ -49,25 +49,31 @@ class History:
             stage: _difference(tally, earlier[stage]) if stage in earlier else tally for stage, tally in tallies.items()
         }
         seen = {stage: tally for stage, tally in windows.items() if _saw_tokens(tally)}
-        peaks = [max(peak) for peak in zip(*reduced.views[key], strict=True)]
+        views = reduced.views[key]
+        peaks = {stage: [max(peak) for peak in zip(*(view[stage] for view in views), strict=True)] for stage in seen}
         return LayerSnapshot(
             num_experts=self._routers[key],
             total={stage: _counts(tally, ()) for stage, tally in tallies.items()},
-            window={stage: _counts(tally, peaks) for stage, tally in seen.items()},
+            window={stage: _counts(tally, peaks[stage]) for stage, tally in seen.items()},
             share={stage: _share(reduced.shares[key][stage], tally) for stage, tally in tallies.items()},
             worst_rank_zero_overlap=self._worst_rank(key, reduced),
             relative_load=_added(self.layers[key].relative_load, seen),
         )
 
     def _worst_rank(self, key: RouterKey, reduced: Reduced) -> float | None:
-        now = [view[:2] for view in reduced.views[key]]
-        before = [view[:2] for view in self._last.views[key]] if self._last is not None else [(0, 0)] * len(now)
+        now = [_checked_and_zero(view) for view in reduced.views[key]]
+        before = [_checked_and_zero(view) for view in self._last.views[key]] if self._last else [(0, 0)] * len(now)
         ratios = [
             (zero - zero_before) / (checked - checked_before)
             for (checked, zero), (checked_before, zero_before) in zip(now, before, strict=True)
             if checked > checked_before
         ]
         return max(ratios, default=None)
+
+
+def _checked_and_zero(view: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Return the checked rows of a rank, and those without a common expert, of all stages."""
+    return sum(numbers[0] for numbers in view.values()), sum(numbers[1] for numbers in view.values())
 
 
 def _added(before: Mapping[str, tuple[int, ...]], windows: Mapping[str, Tally]) -> dict[str, tuple[int, ...]]:

@@ -29,6 +29,7 @@ class TokenMask:
         self.batch_size = 1
         """B of the last forward, where its input tells it."""
         self._running: list[Tensor | None] = []
+        self._has_reported = False
 
     @property
     def current(self) -> Tensor | None:
@@ -43,9 +44,19 @@ class TokenMask:
             self._running.append(attention_mask)
         elif attention_mask is None or not self._running:
             self._running.append(None)
+            self._report(attention_mask)
         else:
             # a mask already expanded for attention: the caller's own [B, S] mask still holds
             self._running.append(self._running[-1])
+
+    def _report(self, attention_mask: object) -> None:
+        if attention_mask is None or self._has_reported or torch.compiler.is_compiling():
+            return
+        self._has_reported = True
+        _logger.warning(
+            "moe_telemetry: the model is given an attention mask that is already expanded, which does not tell "
+            "padding: all tokens are counted as real. State the real ones by monitor.valid_tokens(mask)"
+        )
 
     def leave(self) -> None:
         """Forget the mask of a forward that ends."""

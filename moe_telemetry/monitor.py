@@ -46,7 +46,9 @@ from moe_telemetry.topology import Ranks
 __all__ = ["Monitor", "watch"]
 
 _logger = logging.getLogger("moe_telemetry")
+# one that exports is closed at exit even if nobody holds it; one that does not goes with its model
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_exporting_monitors: set[Monitor] = set()
 _CLOSE_SECONDS = 10.0
 
 
@@ -118,6 +120,8 @@ class Monitor:
         self._has_checked_routers = False
         self._overhead_seconds = 0.0
         _open_monitors.add(self)
+        if exporters:
+            _exporting_monitors.add(self)
 
     @property
     def _taps(self) -> Mapping[RouterKey, Tap]:
@@ -343,13 +347,17 @@ class Monitor:
         if key not in self._taps:
             raise ConfigError(f"observe: no router {key} on this rank; it has {', '.join(map(str, self._taps))}")
         ids = torch.as_tensor(expert_ids)
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim < 2:
+        is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if not is_integer or ids.ndim < 2 or ids.shape[-1] == 0:
             shape = tuple(ids.shape)
             raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {shape}; expected integers [T, K]")
         tap = self._taps[key]
+        tap.expect_top_k(ids.shape[-1])
         device = tap.cells.device
-        output = RouterOutput(expert_ids=ids.to(device), scores=None if scores is None else scores.to(device))
-        tap.add(output, valid, training=training, strict=True)
+        valid_there = None if valid is None else torch.as_tensor(valid, device=device)
+        scores_there = None if scores is None else torch.as_tensor(scores, device=device)
+        output = RouterOutput(expert_ids=ids.to(device), scores=scores_there)
+        tap.add(output, valid_there, training=training, strict=True)
 
     def router_diagnostics(self) -> dict[RouterKey, Tensor]:
         """Return what `build_router_diagnostics` says of the last microbatch, of every router of this rank.
@@ -377,6 +385,7 @@ class Monitor:
             return
         self._is_closed = True
         _open_monitors.discard(self)
+        _exporting_monitors.discard(self)
         self._routes.close()
         self._attachment.detach()
         self._try_reduce("close")
@@ -390,7 +399,9 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the monitor."""
+        """Close the monitor; after an exception, without much waiting for ranks that may know nothing of it."""
+        if error is not None:
+            self._reducer.hurry()
         self.close()
 
     def _require_open(self) -> None:

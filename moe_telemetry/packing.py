@@ -32,9 +32,11 @@ SHARE_FIELDS = ("tokens", "padding_tokens", "assignments", "dropped", "invalid",
 """Numbers of a router and stage that every node reports for itself."""
 
 VIEW_FIELDS = ("checked", "zero_overlap", *PEAKS)
-"""Numbers of a router that every rank reports for itself: two sums since the start, then peaks of the window."""
+"""Numbers that every rank reports for itself: two sums since the start, then peaks of the window."""
 
 _HEADER = 4
+_STEP_RANGE = 2**24
+"""Steps are compared modulo this number, so that the sum of their squares over ranks stays in range."""
 _KINDS = _BELOW, _EXPERT, _ABOVE, _PADDING, _TOP_K = tuple(range(5))
 
 
@@ -68,8 +70,8 @@ class Reduced:
     tallies: Mapping[RouterKey, Mapping[str, Tally]]
     shares: Mapping[RouterKey, Mapping[str, tuple[int, ...]]]
     """`SHARE_FIELDS` of this rank's node."""
-    views: Mapping[RouterKey, Sequence[tuple[int, ...]]]
-    """`VIEW_FIELDS` of every rank; a peak is `NOTHING` where the rank saw nothing."""
+    views: Mapping[RouterKey, Sequence[Mapping[str, tuple[int, ...]]]]
+    """`VIEW_FIELDS` of every rank by stage; a peak is `NOTHING` where the rank saw nothing."""
     steps_agree: bool
     has_new_stages: bool
 
@@ -105,7 +107,8 @@ class Packing:
         num_new = len(set(slots) - set(self._layout.stages))
         vector = torch.zeros(sum(self._sizes), dtype=torch.int64, device=self._device)
         header, experts, scores, shares, views = self._blocks(vector)
-        header.copy_(torch.tensor([1, step, step * step, num_new], device=self._device))
+        seen = step % _STEP_RANGE
+        header.copy_(torch.tensor([1, seen, seen * seen, num_new], device=self._device))
         if counts and self._taps:
             columns = torch.tensor([slots.get(stage, NUM_SLOTS) for stage in self._layout.stages], device=self._device)
             cells_WA = self._staged([tap.cells for tap in self._taps], columns)
@@ -114,7 +117,7 @@ class Packing:
                 found = self._staged([tap.scores for tap in self._taps], columns)
                 scores.index_copy_(0, self._score_rows.homes, found)
             shares[self._seat.node].index_copy_(0, self._rows_L, self._fields(cells_WA, columns))
-            views[self._seat.rank].index_copy_(0, self._rows_L, self._views())
+            views[self._seat.rank].index_copy_(0, self._rows_L, self._views(columns))
         return vector
 
     @property
@@ -125,11 +128,11 @@ class Packing:
             self._expert_rows.num_rows * num_stages,
             self._score_rows.num_rows * num_stages * self._layout.has_scores,
             self._seat.num_nodes * num_routers * len(SHARE_FIELDS) * num_stages,
-            self._seat.num_ranks * num_routers * len(VIEW_FIELDS),
+            self._seat.num_ranks * num_routers * len(VIEW_FIELDS) * num_stages,
         )
 
     def _blocks(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """Return views: header `[4]`, experts and scores `[rows, A]`, shares `[N, L, F, A]`, views `[R, L, V]`."""
+        """Return views: header `[4]`, experts and scores `[rows, A]`, shares `[N, L, F, A]`, views `[R, L, V, A]`."""
         header, experts, scores, shares, views = vector.split(self._sizes)
         num_routers, num_stages = len(self._layout.routers), len(self._layout.stages)
         return (
@@ -137,7 +140,7 @@ class Packing:
             experts.view(-1, num_stages),
             scores.view(-1, num_stages),
             shares.view(self._seat.num_nodes, num_routers, len(SHARE_FIELDS), num_stages),
-            views.view(self._seat.num_ranks, num_routers, len(VIEW_FIELDS)),
+            views.view(self._seat.num_ranks, num_routers, len(VIEW_FIELDS), num_stages),
         )
 
     def _staged(self, tensors: Sequence[Tensor], columns: Tensor) -> Tensor:
@@ -156,15 +159,14 @@ class Packing:
         replay = self._staged([tap.replay for tap in self._taps], columns)
         return torch.cat([torch.stack(counts, dim=1), replay.view(num_routers, len(REPLAY_SUMS), num_stages)], dim=1)
 
-    def _views(self) -> Tensor:
-        """Return `[L, V]`, peaks with 0 for nothing, as the zeros of other ranks say."""
-        replay_LFS = torch.stack([tap.replay.to(self._device) for tap in self._taps])
-        sums_L2 = replay_LFS[:, [REPLAY_SUMS.index("checked"), REPLAY_SUMS.index("zero_overlap")]].sum(-1)
+    def _views(self, columns: Tensor) -> Tensor:
+        """Return `[L, V, A]`, peaks with 0 for nothing, as the zeros of other ranks say."""
         if self._layout.has_scores:
             for tap in self._taps:
                 note_bias(tap.peaks, tap.site)
-        peaks_LP = torch.stack([tap.peaks.to(self._device) for tap in self._taps]) - NOTHING
-        return torch.cat([sums_L2, peaks_LP], dim=1)
+        checked = slice(REPLAY_SUMS.index("checked"), REPLAY_SUMS.index("zero_overlap") + 1)
+        rows = [torch.cat([tap.replay[checked], tap.peaks - NOTHING]) for tap in self._taps]
+        return self._staged(rows, columns).view(len(self._taps), len(VIEW_FIELDS), len(columns))
 
     def begin_peaks(self) -> None:
         """Begin the peaks of the next window, once those of this one have crossed."""
@@ -188,13 +190,18 @@ class Packing:
                 key: {stage: tuple(own_fields[row][column]) for column, stage in self._stages()}
                 for row, key in enumerate(self._layout.routers)
             },
-            views=dict(zip(tallies, _by_router(views), strict=True)),
+            views=dict(zip(tallies, self._by_router(views), strict=True)),
             steps_agree=ranks * squares == step * step,
             has_new_stages=num_new > 0,
         )
 
     def _stages(self) -> Iterator[tuple[int, str]]:
         return enumerate(self._layout.stages)
+
+    def _by_router(self, views_RLVA: Tensor) -> list[list[dict[str, tuple[int, ...]]]]:
+        views_RLVA[:, :, -len(PEAKS) :] += NOTHING
+        views = views_RLVA.permute(1, 0, 3, 2).tolist()
+        return [[{stage: tuple(view[column]) for column, stage in self._stages()} for view in ranks] for ranks in views]
 
     def _tally(
         self, key: RouterKey, column: int, columns: Sequence[Sequence[list[int]]], fields: Sequence[Sequence[int]]
@@ -222,11 +229,6 @@ class _Ragged:
     def span(self, key: RouterKey) -> slice:
         """Return the rows of one router."""
         return self._spans[key]
-
-
-def _by_router(views_RLV: Tensor) -> list[list[tuple[int, ...]]]:
-    views_RLV[..., -len(PEAKS) :] += NOTHING
-    return [[tuple(view) for view in by_rank] for by_rank in views_RLV.transpose(0, 1).tolist()]
 
 
 def _segments(row: int, tap: Tap) -> Tensor:

@@ -134,6 +134,10 @@ class Reducer:
             _logger.warning("moe_telemetry: ranks report different steps; this rank says %d", step)
         return reduced
 
+    def hurry(self) -> None:
+        """Wait a second at most from now on: this rank is ending."""
+        self._patience = self._full_patience = min(self._full_patience, _IMPATIENT_SECONDS)
+
     def _give_up(self, reason: str) -> None:
         self.num_skipped += 1
         self._patience = min(self._patience, _IMPATIENT_SECONDS)

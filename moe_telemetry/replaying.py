@@ -10,10 +10,11 @@ Letters: T tokens, L router layers, K experts chosen per token (top-k), E expert
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,17 @@ class ReplaySample:
         self.own[key] = own_TK[:_SAMPLE_ROWS].clone()
 
 
+class _Choice(NamedTuple):
+    """One router call under routes."""
+
+    ids: Tensor
+    """Integer `[..., K]`: the experts to use."""
+    own_TK: Tensor
+    rows: Rows
+    comparison: RowComparison
+    valid_T: Tensor | None
+
+
 class Replaying:
     """Routes in force for the forwards of one `with` block."""
 
@@ -61,28 +73,31 @@ class Replaying:
         self.compares_only = compares_only
         self._rows: dict[tuple[int, torch.device], Rows] = {}
         self.mask: Tensor | None = None
+        self._seated_mask: Tensor | None = None
         self.valid_T: Tensor | None = None
 
-    def rows(self, num_rows: int, mask: Tensor | None, device: torch.device) -> Rows:
-        """Return the routes in the order of a router call of `num_rows` rows.
+    def rows(self, num_rows: int, device: torch.device) -> Rows:
+        """Return the routes in the order of a router call of `num_rows` rows, under the present mask.
 
         Raises:
             RoutesError: the routes are for another number of tokens.
         """
-        if mask is not self.mask:
+        if self.mask is not self._seated_mask:
             # another forward in the same block: its tokens are at other rows
             self._rows.clear()
-            self.mask = mask
+            self._seated_mask = self.mask
         if (num_rows, device) not in self._rows:
-            self._rows[num_rows, device] = seat_routes(self.routes, num_rows, mask, device)
+            self._rows[num_rows, device] = seat_routes(self.routes, num_rows, self.mask, device)
         return self._rows[num_rows, device]
 
 
 class ReplayState:
     """What is replayed now, in the forward and, under activation checkpointing, in the backward.
 
-    A checkpoint runs a router again in the backward pass, when its `with` block is long over. The
-    outputs of the model carry a gradient hook that tells whose backward begins.
+    A checkpoint runs a layer again in the backward pass, when its `with` block is long over, and maybe
+    after other microbatches. It hands the layer the input that it kept, so the address of that input, in
+    the call of the layer or of the first module in it, tells whose forward is run again. Where nothing
+    was kept, the outputs of the model tell whose backward has begun.
     """
 
     def __init__(self) -> None:
@@ -90,7 +105,10 @@ class ReplayState:
         self.in_backward: Replaying | None = None
         self.wants_sample = True
         self.sample: ReplaySample | None = None
-        self._installed: list[tuple[nn.Module, Any]] = []
+        self._of_input: dict[int, tuple[weakref.ref[Tensor], Replaying | None]] = {}
+        self._around: set[nn.Module] = set()
+        self._hooked: set[nn.Module] = set()
+        self._installed: dict[nn.Module, Any] = {}
         self._handles: list[Any] = []
 
     @contextmanager
@@ -114,25 +132,50 @@ class ReplayState:
             return self.active
         return self.in_backward if is_recompute() else self.active
 
-    def install(self, models: list[nn.Module], taps: Mapping[RouterKey, Tap]) -> None:
-        """Put the interception into every router's forward, once; without routes in force it passes through."""
-        if self._installed:
-            return
-        for tap in taps.values():
-            if (module := tap.site.module) is not None:
-                self._installed.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = partial(_forward, tap, self, module.forward)
-        self._handles = [model.register_forward_hook(partial(_mark_backward, self)) for model in models]
+    def install(self, models: Sequence[nn.Module], taps: Mapping[RouterKey, Tap]) -> None:
+        """Put the interception into every router's forward; without routes in force it passes through.
+
+        Modules that have it are left alone, so that routers rebuilt since the last time get it too.
+        """
+        routers = {tap.site.module: tap for tap in taps.values() if tap.site.module is not None}
+        new = [module for module in routers if module not in self._installed]
+        for module in new:
+            self._installed[module] = module.__dict__.get("forward")
+            module.__dict__["forward"] = partial(_forward, routers[module], self, module.forward)
+        for model in models if new else ():
+            self._handles.append(model.register_forward_hook(partial(_mark_backward, self)))
+            around = {module for module in model.modules() if any(part in routers for part in module.modules())}
+            self._around |= around - routers.keys()
+            inside = {part for module in around for part in module.modules()} - self._hooked
+            self._hooked |= inside
+            hook = partial(_note_input, self)
+            self._handles += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in inside]
+
+    def forget(self) -> None:
+        """Let go of the routes of microbatches whose backward is over."""
+        self._of_input.clear()
+        self.in_backward = None
+
+    def note_input(self, module: nn.Module, tensor: Tensor) -> None:
+        """Remember whose forward the input of a layer belongs to; in a recomputation, look it up."""
+        if is_recompute():
+            kept, replaying = self._of_input.get(tensor.data_ptr(), (None, None))
+            # an input that nobody kept is gone, and its address may be anybody's
+            if kept is not None and kept() is not None:
+                self.in_backward = replaying
+        elif module in self._around:
+            self._of_input[tensor.data_ptr()] = weakref.ref(tensor), self.active
 
     def remove(self) -> None:
         """Take the interception out again."""
-        for module, earlier in self._installed:
+        for module, earlier in self._installed.items():
             del module.__dict__["forward"]
             if earlier is not None:
                 module.__dict__["forward"] = earlier
         for handle in self._handles:
             handle.remove()
-        self._installed, self._handles = [], []
+        self._installed, self._handles, self._around, self._hooked = {}, [], set(), set()
+        self.forget()
 
     def __deepcopy__(self, memo: object) -> None:
         """Leave a copy of the model without routes."""
@@ -140,6 +183,14 @@ class ReplayState:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Leave a pickled model without routes."""
         return type(None), ()
+
+
+def _note_input(state: ReplayState | None, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if state is None or torch.compiler.is_compiling():
+        return
+    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    if first is not None and type(first) is Tensor and first.device.type != "meta":
+        state.note_input(module, first)
 
 
 def _mark_backward(state: ReplayState | None, _module: nn.Module, _args: object, output: object) -> None:
@@ -156,59 +207,69 @@ def _begin_backward(state: ReplayState, replaying: Replaying | None, _gradient: 
 
 
 class _Interception(TorchFunctionMode):
-    """Sees the top-k of one router call, and puts the replayed experts in place of its result."""
+    """Sees the top-k of one router call, and puts the replayed experts in place of its result.
 
-    def __init__(self, num_experts: int, top_k: int, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+    A router with a single group of experts makes a top-k of E scores for the group as well; the last one
+    of that form is the choice.
+    """
+
+    def __init__(self, num_experts: int, top_k: int, choose: Callable[[Tensor, Tensor], _Choice]) -> None:
         super().__init__()
         self._num_experts = num_experts
         self._top_k = top_k
         self._choose = choose
-        self.is_done = False
+        self.choice: _Choice | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:  # noqa: ANN401  # whatever the function returns
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.is_done or func not in _TOPK or result.indices.shape[-1] != self._top_k:
+        if func not in _TOPK or result.indices.shape[-1] != self._top_k:
             return result
         scores = args[0] if args else kwargs["input"]
         if scores.shape[-1] != self._num_experts:
             return result
-        self.is_done = True
-        ids = self._choose(scores, result.indices)
-        if ids is result.indices:
+        self.choice = self._choose(scores, result.indices)
+        if self.choice.ids is result.indices:
             return result
-        return torch.return_types.topk((scores.gather(-1, ids), ids))
+        return torch.return_types.topk((scores.gather(-1, self.choice.ids), self.choice.ids))
 
 
-def _forward(tap: Tap | None, state: ReplayState | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # any router
+def _forward(
+    tap: Tap | None,
+    state: ReplayState | None,
+    forward: Callable[..., Any],
+    *args: Any,  # noqa: ANN401  # those of any router
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     replaying = state.now() if state is not None else None
     if tap is None or state is None or replaying is None or not tap.site.chooses_by_score:
         return forward(*args, **kwargs)
     if tap.site.hook == "input":
-        _compare_output(tap, state, replaying, tap.read(args, kwargs, None))
+        _count(tap, state, _compare_read(tap, replaying, tap.read(args, kwargs, None)))
         return forward(*args, **kwargs)
     top_k = replaying.routes.ids.shape[-1]
-    interception = _Interception(tap.site.num_experts, top_k, partial(_choose, tap, state, replaying))
+    interception = _Interception(tap.site.num_experts, top_k, partial(_choose, tap, replaying))
     with interception:
         output = forward(*args, **kwargs)
-    if not interception.is_done:
-        _compare_output(tap, state, replaying, tap.read(args, kwargs, output))
+    choice = interception.choice or _compare_read(tap, replaying, tap.read(args, kwargs, output))
+    _count(tap, state, choice)
     return output
 
 
-def _choose(tap: Tap, state: ReplayState, replaying: Replaying, scores: Tensor, own: Tensor) -> Tensor:
-    """Count how the routes agree with the router's own choice, and return the experts to use."""
+def _choose(tap: Tap, replaying: Replaying, scores: Tensor, own: Tensor) -> _Choice:
+    """Compare the routes with the router's own choice, and say which experts to use."""
     own_TK = own.reshape(-1, own.shape[-1])
-    comparison, replayed_TK = _compare(tap, state, replaying, own_TK, scores.reshape(-1, scores.shape[-1]))
+    comparison, rows = _compare(tap, replaying, own_TK, scores.reshape(-1, scores.shape[-1]))
     if replaying.compares_only:
-        return own
-    chosen_TK = torch.where(comparison.usable_T.unsqueeze(1), replayed_TK.to(own.dtype), own_TK)
-    return chosen_TK.view_as(own)
+        return _Choice(own, own_TK, rows, comparison, replaying.valid_T)
+    replayed_TK = rows.ids_of(tap.site.key).to(own.dtype)
+    chosen_TK = torch.where(comparison.usable_T.unsqueeze(1), replayed_TK, own_TK)
+    return _Choice(chosen_TK.view_as(own), own_TK, rows, comparison, replaying.valid_T)
 
 
-def _compare_output(tap: Tap, state: ReplayState, replaying: Replaying, output: RouterOutput) -> None:
+def _compare_read(tap: Tap, replaying: Replaying, output: RouterOutput) -> _Choice | None:
     """Compare by what the router's hook reads, where its top-k cannot be seen.
 
     Raises:
@@ -219,34 +280,37 @@ def _compare_output(tap: Tap, state: ReplayState, replaying: Replaying, output: 
             f"router {tap.site.name!r} ({type(tap.site.module).__name__}) makes its choice by no top-k that can be "
             "replaced from outside; use check() in place of replay()"
         )
-    if output.expert_ids is not None:
-        _compare(tap, state, replaying, output.expert_ids.reshape(-1, output.expert_ids.shape[-1]), None)
+    if output.expert_ids is None:
+        return None
+    own_TK = output.expert_ids.reshape(-1, output.expert_ids.shape[-1])
+    comparison, rows = _compare(tap, replaying, own_TK, None)
+    return _Choice(output.expert_ids, own_TK, rows, comparison, replaying.valid_T)
 
 
-def _compare(
-    tap: Tap, state: ReplayState, replaying: Replaying, own_TK: Tensor, scores_TE: Tensor | None
-) -> tuple[RowComparison, Tensor]:
-    recomputes = not torch.compiler.is_compiling() and is_recompute()
-    mask = tap.mask.current
-    rows = replaying.rows(len(own_TK), replaying.mask if recomputes else mask, own_TK.device)
-    if not recomputes:
-        strict = tap.mask.stated is not None
-        replaying.valid_T = None if mask is None else fit_mask(mask, len(own_TK), strict=strict)
-    replayed_TK = rows.ids_of(tap.site.key)
+def _compare(tap: Tap, replaying: Replaying, own_TK: Tensor, scores_TE: Tensor | None) -> tuple[RowComparison, Rows]:
+    if torch.compiler.is_compiling() or not is_recompute():
+        replaying.mask, strict = tap.mask.current, tap.mask.stated is not None
+        replaying.valid_T = None if replaying.mask is None else fit_mask(replaying.mask, len(own_TK), strict=strict)
+    rows = replaying.rows(len(own_TK), own_TK.device)
     comparison = compare_rows(
-        replayed_TK,
+        rows.ids_of(tap.site.key),
         own_TK,
         num_experts=tap.site.num_experts,
         valid=replaying.valid_T,
         sequence_starts=rows.starts_T,
         scores=None if scores_TE is None else scores_TE.detach(),
     )
-    if not recomputes:
-        slot = tap.train_slot if tap.site.module is None or tap.site.module.training else tap.eval_slot
-        count_comparison(tap.replay, tap.peaks, slot, comparison.counts().vector)
-        if state.wants_sample and state.sample is not None:
-            state.sample.add(tap.site.key, rows, own_TK, replaying.valid_T)
-    return comparison, replayed_TK
+    return comparison, rows
+
+
+def _count(tap: Tap, state: ReplayState, choice: _Choice | None) -> None:
+    """Add one comparison to the counters, and keep its rows where a sample is wanted; not in a recomputation."""
+    if choice is None or (not torch.compiler.is_compiling() and is_recompute()):
+        return
+    slot = tap.train_slot if tap.site.module is None or tap.site.module.training else tap.eval_slot
+    count_comparison(tap.replay, tap.peaks, slot, choice.comparison.counts().vector)
+    if state.wants_sample and state.sample is not None:
+        state.sample.add(tap.site.key, choice.rows, choice.own_TK, choice.valid_T)
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

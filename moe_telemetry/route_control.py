@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moe_telemetry.config import TelemetryConfig
-from moe_telemetry.errors import RoutesError, TelemetryError
+from moe_telemetry.errors import LifecycleError, RoutesError, TelemetryError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.recording import Recording
 from moe_telemetry.records import LayerSnapshot
@@ -42,7 +42,13 @@ class RouteControl:
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
-        """Keep what the routers choose inside the context."""
+        """Keep what the routers choose inside the context.
+
+        Raises:
+            LifecycleError: something records already.
+        """
+        if any(tap.recording is not None for tap in self._taps.values()):
+            raise LifecycleError("routes are recorded already: record() cannot be nested")
         recording = Recording({key: tap.site.num_experts for key, tap in self._taps.items()})
         for tap in self._taps.values():
             tap.recording = recording
@@ -86,7 +92,8 @@ class RouteControl:
             )
 
     def sample_next_step(self, *, wanted: bool) -> None:
-        """Say whether the next step's rows may be looked into."""
+        """Say, at the end of a step, whether the next one's rows may be looked into."""
+        self._state.forget()
         self._state.wants_sample = wanted
 
     def judge(self, layers: Mapping[RouterKey, LayerSnapshot]) -> None:

@@ -17,12 +17,12 @@ import weakref
 import torch
 from torch import Tensor
 
-from moe_telemetry.counters import NUM_SLOTS, UNCOUNTED_SLOT, slot_value
+from moe_telemetry.counters import NUM_SLOTS
 from moe_telemetry.diagnostics import bias_maxima, microbatch_load, score_tally
 from moe_telemetry.masks import fit_mask
 from moe_telemetry.operators import define_operator, is_recompute
 from moe_telemetry.routers import RouterSite
-from moe_telemetry.score_statistics import MAX_FIELDS, MICROBATCH_FIELDS, NOTHING, NUM_SUM_FIELDS
+from moe_telemetry.score_statistics import MAX_FIELDS, MICROBATCH_FIELDS, NUM_SUM_FIELDS
 
 __all__ = ["NUM_SCORE_ROWS", "Sampling", "count_scores", "note_bias"]
 
@@ -61,7 +61,7 @@ def count_scores(
 
     Args:
         sums_FS: int64 `[NUM_SUM_FIELDS + E + len(MICROBATCH_FIELDS), S]`, added to in place.
-        peaks: int64, the last of them `MAX_FIELDS`; kept by maximum, over all stages that count.
+        peaks: int64 `[P, S]`, the last rows of it `MAX_FIELDS`; kept by maximum.
         slot: int64 scalar on the same device, `slot_value` of the stage.
         scores: float `[..., E]`; None where the router's call does not show them.
         choices: integer expert ids `[..., K]`, or a bool routing map `[..., E]`.
@@ -78,8 +78,8 @@ def note_bias(peaks: Tensor, site: RouterSite) -> None:
     """Keep the largest and smallest value and the spread of a router's expert bias, if it has one."""
     bias = site.expert_bias()
     if bias is not None:
-        bias_peaks = peaks[1 - len(MAX_FIELDS) :]
-        bias_peaks.copy_(torch.maximum(bias_peaks, bias_maxima(bias).to(peaks.device)))
+        # the bias is of no stage: it stands in the column of each
+        peaks[1 - len(MAX_FIELDS) :] = bias_maxima(bias).to(peaks.device).unsqueeze(1)
 
 
 def _score(
@@ -116,9 +116,9 @@ def _score(
         is_biased=is_biased,
     )
     _add_rows(sums_FS, slot, torch.cat([tally.sums, load]), 0)
-    counts = slot != slot_value(UNCOUNTED_SLOT)
-    largest = peaks[-len(MAX_FIELDS) : 1 - len(MAX_FIELDS)]
-    largest.copy_(torch.maximum(largest, torch.where(counts, tally.maxima, NOTHING)))
+    logit_row = peaks.shape[0] - len(MAX_FIELDS)
+    largest = (slot + NUM_SLOTS * (logit_row - 1)).view(1)
+    peaks.view(-1).scatter_reduce_(0, largest, tally.maxima, reduce="amax")
 
 
 def _is_sampled(sampling: int, device: torch.device) -> bool:

@@ -43,9 +43,21 @@ class Tap:
         self.mask = mask
         self.recording: Recording | None = None
         self.last: LastDiagnostics | None = LastDiagnostics(site, lambda: stages.is_paused) if per_sequence else None
+        self._fed_top_k: int | None = None
         self._sampling = sampling
         self._stages = stages
         self._make_counters(device)
+
+    def expect_top_k(self, top_k: int) -> None:
+        """Check that a call fed by hand has the K of the calls before it: tokens are told from choices by it.
+
+        Raises:
+            ConfigError: it has another.
+        """
+        expected = self.site.top_k or self._fed_top_k
+        if expected not in {None, top_k}:
+            raise ConfigError(f"observe: router {self.site.key} has {expected} choices a token, these ids {top_k}")
+        self._fed_top_k = top_k
 
     def follow(self, site: RouterSite) -> None:
         """Go on counting for a module that has taken the place of the router's."""
@@ -58,7 +70,7 @@ class Tap:
         self.cells = new_cells(self.site.num_experts, device)
         with torch.inference_mode(mode=False):
             self.replay = torch.zeros(len(REPLAY_SUMS), NUM_SLOTS, dtype=torch.int64, device=device)
-            self.peaks = torch.full((len(PEAKS),), NOTHING, dtype=torch.int64, device=device)
+            self.peaks = torch.full((len(PEAKS), NUM_SLOTS), NOTHING, dtype=torch.int64, device=device)
             self.scores = torch.zeros(self._num_score_rows, NUM_SLOTS, dtype=torch.int64, device=device)
         self.train_slot, self.eval_slot = self._stages.on(device)
 
@@ -77,7 +89,7 @@ class Tap:
         count_choices(self.cells, slot, choices, valid, top_k=self._top_k(choices), strict=strict)
         if self._sampling is not None or self.last is not None:
             self._add_scores(output.scores, choices, valid, slot, strict=strict)
-        if self.recording is not None and output.expert_ids is not None:
+        if self.recording is not None:
             self._record(self.recording, choices, valid, strict=strict)
 
     def _add_scores(
@@ -94,6 +106,11 @@ class Tap:
     def _record(self, recording: Recording, expert_ids: Tensor, valid: Tensor | None, *, strict: bool) -> None:
         if torch.compiler.is_compiling() or is_recompute():
             return
+        if expert_ids.dtype == torch.bool:
+            # the chosen experts of a map, in the order of their numbers; a choice that was dropped is -1
+            chosen_TE = expert_ids.reshape(-1, expert_ids.shape[-1]).to(torch.uint8)
+            is_chosen_TK, index_TK = chosen_TE.topk(self.site.top_k or 1)
+            expert_ids = index_TK.masked_fill(is_chosen_TK == 0, -1)
         num_tokens = expert_ids.numel() // expert_ids.shape[-1]
         valid_T = None if valid is None else fit_mask(valid, num_tokens, strict=strict)
         recording.add(self.site.key, expert_ids, valid_T, self.mask.batch_size)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,7 @@ def seat_ranks(nodes: Sequence[str], rank: int) -> Seat:
 class Ranks:
     """The process group that telemetry reduces over; without `torch.distributed`, this process alone."""
 
-    _num_made = 0
+    _num_made: ClassVar[Counter[tuple[int, ...]]] = Counter()
 
     def __init__(self, group: Any = None) -> None:  # noqa: ANN401  # a ProcessGroup, or None for the world
         self._group = group
@@ -67,10 +68,10 @@ class Ranks:
         self._rendezvous = self._make_rendezvous() if self.is_distributed else None
 
     def _make_rendezvous(self) -> Rendezvous:
-        # every rank makes its monitors in the same order, so the count names them alike
-        Ranks._num_made += 1
-        members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
-        name = f"{Ranks._num_made}/{members[0]}-{members[-1]}-{len(members)}"
+        # the ranks of a group make their monitors on it in the same order, so the count names them alike
+        members = tuple(dist.get_process_group_ranks(self._group or dist.group.WORLD))
+        Ranks._num_made[members] += 1
+        name = f"{Ranks._num_made[members]}/{'-'.join(map(str, members)) if len(members) < 9 else hash(members)}"
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # the job's store has no public name
         return Rendezvous(store, self.rank, self.num_ranks, name)
 

@@ -57,7 +57,7 @@ def test_text_becomes_a_value_of_the_fields_type(variable: str, text: str, value
     ],
 )
 def test_a_wrong_text_is_an_error_that_names_the_variable_and_the_form(variable: str, text: str, form: str) -> None:
-    with pytest.raises(ConfigError, match=f"P_{variable}='{text}' is not of the form {form}"):
+    with pytest.raises(ConfigError, match=f"P_{variable}='{text}': expected {form}"):
         fields_from_env(Settings, "P_", {f"P_{variable}": text})
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import moe_telemetry as mt
-from moe_telemetry.testing.models import TinyMoe
+from moe_telemetry import monitor as monitor_module
+from moe_telemetry.testing import RecordingExporter, TinyMoe
 
 FIRST = mt.RouterKey("decoder", 0)
 
@@ -436,3 +437,75 @@ def test_a_reduction_that_fails_is_counted_and_the_next_one_works(
         assert _tokens(snapshot) == 12
         assert snapshot.health.skipped_reductions == 1
     assert "a reduction failed, training goes on: ZeroDivisionError" in caplog.text
+
+
+def test_chunks_of_a_virtual_pipeline_are_told_apart_by_their_numbers() -> None:
+    chunks = [TinyMoe(num_layers=1), TinyMoe(num_layers=1)]
+    with pytest.raises(mt.RouterKeyError, match=r"'0.layers.0.gate' and '1.layers.0.gate' both are decoder.0"):
+        mt.watch(chunks, routers={"layers.*.gate": 8})
+    routers = {
+        f"{chunk}.layers.0.gate": mt.RouterSpec(num_experts=8, key=mt.RouterKey("decoder", chunk)) for chunk in (0, 1)
+    }
+    with mt.watch(chunks, routers=routers) as monitor:
+        chunks[1](_hidden())
+        assert [len(layer.total) for layer in monitor.snapshot().layers.values()] == [0, 1]
+
+
+@pytest.mark.parametrize("step", ["10", 10.0])
+def test_a_step_that_is_no_whole_number_is_refused(model: TinyMoe, step: object) -> None:
+    with _watch(model) as monitor, pytest.raises(mt.ConfigError, match="expected a whole number"):
+        monitor.step(step)
+
+
+@pytest.mark.parametrize("step", [torch.tensor(10), 2**40])
+def test_steps_of_other_integer_types_and_of_any_size_are_plain_numbers_in_the_snapshot(
+    model: TinyMoe, step: int
+) -> None:
+    with _watch(model) as monitor:
+        snapshot = monitor.step(step)
+    assert snapshot is not None
+    assert type(snapshot.step) is int
+    assert snapshot.step == int(step)
+
+
+def test_ids_with_another_number_of_choices_are_refused(model: TinyMoe) -> None:
+    with _watch(model) as monitor, pytest.raises(mt.ConfigError, match="has 2 choices a token, these ids 4"):
+        monitor.observe(0, [[0, 1, 2, 3]])
+
+
+def test_a_mask_that_does_not_tell_padding_is_reported_once(model: TinyMoe, caplog: pytest.LogCaptureFixture) -> None:
+    with _watch(model) as monitor:
+        for _ in range(2):
+            model(_hidden(), torch.ones(2, 1, 3, 3))
+        assert _tokens(monitor.step(1)) == 12
+    assert caplog.text.count("an attention mask that is already expanded") == 1
+
+
+def test_two_exporters_of_one_kind_are_counted_apart(model: TinyMoe) -> None:
+    class Failing:
+        def export(self, _snapshot: mt.Snapshot, /) -> None:
+            raise SystemExit(3)
+
+        def close(self) -> None:
+            pass
+
+    class Working(Failing):
+        def export(self, _snapshot: mt.Snapshot, /) -> None:
+            pass
+
+    Working.__name__ = "Failing"
+    monitor = mt.watch(model, Failing(), Working(), routers=model.routers, every_n_steps=1)
+    monitor.step(1)
+    monitor.close()
+    assert monitor._delivery.errors == {"Failing": 2, "Failing-2": 0}
+
+
+def test_a_monitor_that_exports_and_that_nobody_holds_is_closed_at_exit(model: TinyMoe) -> None:
+    exporter = RecordingExporter()
+    _ = mt.watch(model, exporter, routers=model.routers, every_n_steps=5)
+    del _
+    gc.collect()
+    monitor_module._close_open_monitors()
+    assert [snapshot.health.run_finished for snapshot in exporter.snapshots] == [True]
+    with _watch(model):
+        pass

@@ -181,6 +181,107 @@ def _gradients_of_two(model: nn.Module, monitor: mt.Monitor, first: mt.Routes, s
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_knows_its_routes_also_where_only_a_part_of_the_model_is_called(
+    model: nn.Module, monitor: mt.Monitor, use_reentrant: bool
+) -> None:
+    first, second = _record(model, monitor, _batch(3)), _record(model, monitor, _batch(4))
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        losses = []
+        for routes, batch in ((first, _batch(1)), (second, _batch(2))):
+            with monitor.replay(routes):
+                hidden = model.model(inputs_embeds=model.get_input_embeddings()(batch)).last_hidden_state
+            losses.append(model.lm_head(hidden).square().mean())
+        for loss in losses:
+            loss.backward()
+        monitor.step()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    model.train()
+    expected = gradients()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    for one, other in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
+
+
+def test_a_router_that_was_rebuilt_is_replayed_into_like_the_others(model: nn.Module, monitor: mt.Monitor) -> None:
+    routes = _rolled(_record(model, monitor, _batch()))
+    with monitor.replay(routes):
+        _run(model, _batch())
+    model.model.layers[1] = copy.deepcopy(model).model.layers[1]
+    monitor.step(1)
+    with monitor.replay(routes):
+        seen = _seen_by_experts(model, _batch())
+    assert torch.equal(torch.stack(seen, dim=1).to(torch.int32), routes.ids)
+
+
+def test_a_gate_with_one_group_is_replayed_by_its_choice_and_not_by_its_groups() -> None:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=64, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=16,
+    )  # fmt: skip
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    with mt.watch(model, every_n_steps=1) as monitor:
+        routes = _record(model, monitor, _batch())
+        routes = replace(routes, ids=(routes.ids + 3) % 8)
+        monitor.snapshot()
+        with monitor.replay(routes):
+            seen = _seen_by_experts(model, _batch())
+        replay = monitor.snapshot().layers[FIRST].replay
+    assert torch.equal(seen[0].sort(-1).values.int(), routes.layer(FIRST).sort(-1).values)
+    assert replay is not None
+    assert replay.replayed == 128
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore::DeprecationWarning")
+def test_a_compiled_model_replays_the_routes_of_each_block_and_recomputes_none() -> None:
+    torch._dynamo.reset()
+    model = TinyMoe()
+    hidden = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0))
+    with mt.watch(model, routers=model.routers, every_n_steps=1) as monitor:
+        with monitor.record() as recording:
+            model(hidden)
+        own = recording.routes()
+        other = replace(own, ids=own.ids.roll(3, 0))
+        expected = []
+        for routes in (own, other):
+            with monitor.replay(routes):
+                expected.append(model(hidden))
+        monitor.snapshot()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for routes, output in zip((own, other, own), (*expected, expected[0]), strict=True):
+            with monitor.replay(routes):
+                torch.testing.assert_close(compiled(hidden), output)
+        with monitor.check(other):
+            torch.testing.assert_close(compiled(hidden), expected[0])
+        replay = monitor.snapshot().layers[mt.RouterKey("decoder", 0)].replay
+    torch._dynamo.reset()
+    assert replay is not None
+    assert replay.replayed == 4 * 40
+
+
+def test_what_is_compared_while_paused_is_in_no_figure() -> None:
+    model = TinyMoe()
+    hidden = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0))
+    with mt.watch(model, routers=model.routers, every_n_steps=1) as monitor:
+        with monitor.record() as recording:
+            model(hidden)
+        routes = recording.routes()
+        with monitor.pause(), monitor.check(replace(routes, ids=routes.ids.roll(1, 0))):
+            model(hidden)
+        with monitor.check(routes):
+            model(hidden)
+        layer = monitor.snapshot().layers[mt.RouterKey("decoder", 0)]
+    assert layer.replay is not None
+    assert (layer.replay.replayed, layer.worst_rank_zero_overlap) == (40, 0.0)
+
+
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_routes_of_real_tokens_find_their_rows_under_padding(
     model: nn.Module, monitor: mt.Monitor, padding_side: str

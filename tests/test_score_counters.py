@@ -43,7 +43,7 @@ def _site(num_experts: int = 8, **fields: object) -> RouterSite:
 
 def _counters(num_experts: int = 8, device: torch.device = CPU) -> tuple[torch.Tensor, torch.Tensor]:
     sums_FS = torch.zeros(NUM_SCORE_ROWS + num_experts, NUM_SLOTS, dtype=torch.int64, device=device)
-    return sums_FS, torch.full((1 + len(MAX_FIELDS),), NOTHING, dtype=torch.int64, device=device)
+    return sums_FS, torch.full((1 + len(MAX_FIELDS), NUM_SLOTS), NOTHING, dtype=torch.int64, device=device)
 
 
 def _hidden(batch_size: int = 2, sequence_length: int = 3, seed: int = 1) -> torch.Tensor:
@@ -179,7 +179,7 @@ def test_the_bias_is_read_when_the_window_ends() -> None:
     site = _site(4, read_bias=lambda: bias)
     bias += torch.tensor([1.0, -2.0, 0.0, 1.0])
     note_bias(peaks, site)
-    statistics = ScoreStatistics.of([*[0] * (NUM_SUM_FIELDS - 1), 1, 0, 0, 0, 0], peaks[1:].tolist())
+    statistics = ScoreStatistics.of([*[0] * (NUM_SUM_FIELDS - 1), 1, 0, 0, 0, 0], peaks[1:, 0].tolist())
     assert statistics is not None
     assert (statistics.bias_max, statistics.bias_min) == (1.0, -2.0)
     assert statistics.bias_std == pytest.approx(float(bias.std(correction=0)))
@@ -276,5 +276,5 @@ def test_a_slot_that_is_not_read_takes_no_maximum() -> None:
     slot = torch.tensor(slot_value(UNCOUNTED_SLOT))
     ids = torch.zeros(3, 1, dtype=torch.int64)
     count_scores(sums_FS, peaks, slot, torch.ones(3, 8), ids, None, sampling=Sampling(), site=_site(), strict=True)
-    assert (peaks == NOTHING).all()
+    assert (peaks[:, :UNCOUNTED_SLOT] == NOTHING).all()
     assert not sums_FS[:, :UNCOUNTED_SLOT].any()

@@ -36,7 +36,8 @@ class TelemetryCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         model: nn.Module,
         **_more: object,
     ) -> None:
-        """Watch the model."""
+        """Watch the model; a training that was interrupted has left its monitor open."""
+        self._close()
         self.monitor = watch(model, *self._exporters, **self._settings)
 
     def on_step_end(
@@ -58,6 +59,9 @@ class TelemetryCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         **_more: object,
     ) -> None:
         """Reduce and export a last time, and let go of the model."""
+        self._close()
+
+    def _close(self) -> None:
         if self.monitor is not None:
             self.monitor.close()
             self.monitor = None

@@ -62,7 +62,7 @@ def classify_rows(
 
 def usable_rows(classes_T: Tensor) -> Tensor:
     """Return bool `[T]`: rows that a replay uses as given; everywhere else the router's own choice stands."""
-    return classes_T >= RowClass.PLACEHOLDER
+    return classes_T >= RowClass.PLACEHOLDER.value
 
 
 def check_ids(ids: Tensor, num_experts: int, name: str) -> None:
@@ -90,14 +90,16 @@ def class_of_rows(
         _check_mask(valid_T, num_rows)
     copies_T = _equals_previous(ids_KT, row_stride, starts_T, valid_T)
     least_T, most_T = ids_KT.amin(0), ids_KT.amax(0)
-    classes_T = RowClass.CHECKED - copies_T.to(torch.int8)
-    classes_T.masked_fill_(has_repeats(replayed), RowClass.REPEATED)
-    classes_T.masked_fill_(most_T > replayed.num_experts, RowClass.OUT_OF_RANGE)
-    classes_T.masked_fill_(least_T == 0, RowClass.MALFORMED)
-    classes_T.masked_fill_(most_T == 0, RowClass.MISSING)
+    classes_T = RowClass.CHECKED.value - copies_T.to(torch.int8)
+    classes_T.masked_fill_(has_repeats(replayed), RowClass.REPEATED.value)
+    classes_T.masked_fill_(most_T > replayed.num_experts, RowClass.OUT_OF_RANGE.value)
+    classes_T.masked_fill_(least_T == 0, RowClass.MALFORMED.value)
+    classes_T.masked_fill_(most_T == 0, RowClass.MISSING.value)
     if valid_T is None:
         return classes_T
-    return torch.where(valid_T, classes_T, RowClass.PADDING - (classes_T != RowClass.MISSING).to(torch.int8))
+    return torch.where(
+        valid_T, classes_T, RowClass.PADDING.value - (classes_T != RowClass.MISSING.value).to(torch.int8)
+    )
 
 
 def _check_mask(valid_T: Tensor, num_rows: int) -> None:
@@ -127,7 +129,7 @@ def equal_run_lengths(classes_T: Tensor, row_stride: int = 1) -> Tensor:
     num_rows = len(classes_T)
     steps = -(-num_rows // row_stride)
     # one column per step of the stride: running maxima down a column follow one sequence after another
-    copies = F.pad(classes_T == RowClass.PLACEHOLDER, (0, steps * row_stride - num_rows)).view(steps, row_stride)
+    copies = F.pad(classes_T == RowClass.PLACEHOLDER.value, (0, steps * row_stride - num_rows)).view(steps, row_stride)
     step = torch.arange(steps, device=classes_T.device)[:, None].expand(steps, row_stride)
     first = step.masked_fill(copies, 0).cummax(0).values
     lengths_T = (step - first + 1).reshape(-1)[:num_rows]

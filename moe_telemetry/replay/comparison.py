@@ -124,15 +124,15 @@ class RowComparison(NamedTuple):
         device = self.classes_T.device
         classes_C = torch.arange(_NUM_CLASSES, dtype=torch.int8, device=device)
         by_class_C = (self.classes_T == classes_C[:, None]).sum(1)
-        checked_T = self.classes_T == RowClass.CHECKED
+        checked_T = self.classes_T == RowClass.CHECKED.value
         nothing = torch.zeros((), dtype=torch.int64, device=device)
         tie_shared = nothing if self.tie_shared_T is None else (self.tie_shared_T * checked_T).sum()
         sums = [
             (checked_T & (self.shared_T == 0)).sum(),
             (self.shared_T * checked_T).sum(),
-            nothing if self.tie_shared_T is None else by_class_C[RowClass.CHECKED],
+            nothing if self.tie_shared_T is None else by_class_C[RowClass.CHECKED.value],
             tie_shared,
-            (self.classes_T == RowClass.ROUTED_PADDING).sum(),
+            (self.classes_T == RowClass.ROUTED_PADDING.value).sum(),
             self.runs_T.amax() if len(self.runs_T) else nothing,
         ]
         vector_C = torch.cat([by_class_C.sum(0, keepdim=True), by_class_C, torch.stack(sums)])
