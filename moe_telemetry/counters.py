@@ -71,7 +71,8 @@ def _count(  # the operator's schema has positional arguments only
 ) -> None:
     if is_recompute():
         return
-    rows = choices.reshape(-1, choices.shape[-1])
+    # a call is made of few small operations, so one that would change nothing is left out
+    rows = choices if choices.ndim == 2 else choices.reshape(-1, choices.shape[-1])
     valid_T = None if valid is None else fit_mask(valid, rows.shape[0], strict=strict)
     if rows.dtype == torch.bool:
         _add_map(cells_WS, slot, rows, valid_T, top_k)
@@ -84,7 +85,8 @@ def _count(  # the operator's schema has positional arguments only
 def _add_ids(cells_WS: Tensor, slot: Tensor, ids_TK: Tensor, valid_T: Tensor | None) -> None:
     num_experts = cells_WS.shape[0] - _NUM_OTHER_CELLS
     # int64 first: uint16 has no clamp on the CPU
-    cell_TK = ids_TK.to(torch.int64).clamp(-1, num_experts)
+    wide_TK = ids_TK if ids_TK.dtype == torch.int64 else ids_TK.to(torch.int64)
+    cell_TK = wide_TK.clamp(-1, num_experts)
     if valid_T is not None:
         cell_TK = torch.where(valid_T.unsqueeze(1), cell_TK, num_experts + 1)
     index_TK = torch.add(slot, cell_TK, alpha=NUM_SLOTS).view(-1)
@@ -115,7 +117,7 @@ def _ones(count: int, device: torch.device) -> Tensor:
         # memory of a graph's private pool must not outlive the capture
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             _ones_of_device[device] = held
-    return held[:count]
+    return held if held.numel() == count else held[:count]
 
 
 _call = define_operator(

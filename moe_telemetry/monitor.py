@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from moe_telemetry.attachment import Attachment
@@ -38,7 +37,6 @@ from moe_telemetry.records import Health
 from moe_telemetry.reduce import Reducer, introduce
 from moe_telemetry.replay import Routes
 from moe_telemetry.route_control import RouteControl
-from moe_telemetry.routers import RouterOutput
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.taps import Tap
 from moe_telemetry.topology import Ranks
@@ -346,18 +344,7 @@ class Monitor:
         key = _key_of(layer)
         if key not in self._taps:
             raise ConfigError(f"observe: no router {key} on this rank; it has {', '.join(map(str, self._taps))}")
-        ids = torch.as_tensor(expert_ids)
-        is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        if not is_integer or ids.ndim < 2 or ids.shape[-1] == 0:
-            shape = tuple(ids.shape)
-            raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {shape}; expected integers [T, K]")
-        tap = self._taps[key]
-        tap.expect_top_k(ids.shape[-1])
-        device = tap.cells.device
-        valid_there = None if valid is None else torch.as_tensor(valid, device=device)
-        scores_there = None if scores is None else torch.as_tensor(scores, device=device)
-        output = RouterOutput(expert_ids=ids.to(device), scores=scores_there)
-        tap.add(output, valid_there, training=training, strict=True)
+        self._taps[key].feed(expert_ids, scores, valid, training=training)
 
     def router_diagnostics(self) -> dict[RouterKey, Tensor]:
         """Return what `build_router_diagnostics` says of the last microbatch, of every router of this rank.

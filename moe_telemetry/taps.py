@@ -48,16 +48,28 @@ class Tap:
         self._stages = stages
         self._make_counters(device)
 
-    def expect_top_k(self, top_k: int) -> None:
-        """Check that a call fed by hand has the K of the calls before it: tokens are told from choices by it.
+    def feed(self, expert_ids: Any, scores: Any, valid: Any, *, training: bool) -> None:  # noqa: ANN401  # arrays too
+        """Count one router call by hand.
 
         Raises:
-            ConfigError: it has another.
+            ConfigError: the ids are no rows of integers, or have another K than the calls before them, by
+                which tokens are told from choices.
+            MaskError: `valid` is of another size.
         """
-        expected = self.site.top_k or self._fed_top_k
+        ids = torch.as_tensor(expert_ids)
+        is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if not is_integer or ids.ndim < 2 or ids.shape[-1] == 0:
+            shape = tuple(ids.shape)
+            raise ConfigError(f"observe: expert_ids is {ids.dtype} of shape {shape}; expected integers [T, K]")
+        expected, top_k = self.site.top_k or self._fed_top_k, ids.shape[-1]
         if expected not in {None, top_k}:
             raise ConfigError(f"observe: router {self.site.key} has {expected} choices a token, these ids {top_k}")
         self._fed_top_k = top_k
+        device = self.cells.device
+        valid_there = None if valid is None else torch.as_tensor(valid, device=device)
+        scores_there = None if scores is None else torch.as_tensor(scores, device=device)
+        output = RouterOutput(expert_ids=ids.to(device), scores=scores_there)
+        self.add(output, valid_there, training=training, strict=True)
 
     def follow(self, site: RouterSite) -> None:
         """Go on counting for a module that has taken the place of the router's."""
