@@ -158,13 +158,16 @@ class ReplayState:
 
     def note_input(self, module: nn.Module, tensor: Tensor) -> None:
         """Remember whose forward the input of a layer belongs to; in a recomputation, look it up."""
+        address = tensor.data_ptr()
         if is_recompute():
-            kept, replaying = self._of_input.get(tensor.data_ptr(), (None, None))
+            kept, replaying = self._of_input.get(address, (None, None))
             # an input that nobody kept is gone, and its address may be anybody's
             if kept is not None and kept() is not None:
                 self.in_backward = replaying
         elif module in self._around:
-            self._of_input[tensor.data_ptr()] = weakref.ref(tensor), self.active
+            # an entry goes with its tensor, so that there are as many as checkpoints keep
+            reference = weakref.ref(tensor, partial(_drop, self._of_input, address))
+            self._of_input[address] = reference, self.active
 
     def remove(self) -> None:
         """Take the interception out again."""
@@ -183,6 +186,11 @@ class ReplayState:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Leave a pickled model without routes."""
         return type(None), ()
+
+
+def _drop(of_input: dict[int, tuple[weakref.ref[Tensor], Any]], address: int, dead: weakref.ref[Tensor]) -> None:
+    if address in of_input and of_input[address][0] is dead:
+        del of_input[address]
 
 
 def _note_input(state: ReplayState | None, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -207,6 +207,16 @@ def test_a_checkpoint_knows_its_routes_also_where_only_a_part_of_the_model_is_ca
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
 
 
+def test_nothing_is_remembered_of_forwards_whose_inputs_are_gone(model: nn.Module, monitor: mt.Monitor) -> None:
+    routes = _record(model, monitor, _batch())
+    for _ in range(5):
+        with torch.no_grad(), monitor.check(routes):
+            _run(model, _batch())
+    remembered = monitor._routes._state._of_input
+    assert [reference for reference, _ in remembered.values() if reference() is None] == []
+    assert {replaying for _, replaying in remembered.values()} <= {None}
+
+
 def test_a_router_that_was_rebuilt_is_replayed_into_like_the_others(model: nn.Module, monitor: mt.Monitor) -> None:
     routes = _rolled(_record(model, monitor, _batch()))
     with monitor.replay(routes):

@@ -80,6 +80,20 @@ def test_the_experts_get_the_replayed_routes_with_weights_of_the_live_scores(fam
         assert replay.replayed == replay.checked + replay.placeholder == 20
 
 
+def test_both_routers_of_a_layer_whose_attention_has_experts_too_are_replayed_into(family_named: Any) -> None:
+    family = family_named["jetmoe"]
+    model = family.build()
+    with mt.watch(model, scores=False) as monitor, ExitStack() as stack:
+        seen = outputs(monitor, stack)
+        routes = random_routes(monitor, 20)
+        with monitor.replay(routes):
+            family.run(model)
+    assert len(seen) == 2 * model.config.num_hidden_layers
+    for key, output in seen.items():
+        assert output.expert_ids is not None
+        assert same_sets(output.expert_ids.view(20, -1), routes.layer(key))
+
+
 def same_sets(ids_TK: Tensor, routes_TK: Tensor) -> bool:
     return torch.equal(ids_TK.sort(-1).values, routes_TK.to(ids_TK.dtype).sort(-1).values)
 
