@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RoutesError,
         SnapshotError,
         TelemetryError,
+        TraceError,
     )
     from moe_telemetry.identity import RouterKey
     from moe_telemetry.monitor import Monitor, watch
@@ -61,6 +62,7 @@ _HOMES = {
         "RoutesError",
         "SnapshotError",
         "TelemetryError",
+        "TraceError",
     ),
     "identity": ("RouterKey",),
     "monitor": ("Monitor", "watch"),
@@ -101,6 +103,7 @@ __all__ = [
     "SnapshotError",
     "TelemetryConfig",
     "TelemetryError",
+    "TraceError",
     "__version__",
     "build_router_diagnostics",
     "compare_routes",

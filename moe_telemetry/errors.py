@@ -9,7 +9,8 @@ TelemetryError
 ├── ReductionError          the ranks of a job do not agree
 ├── ExporterError           an exporter is unknown, or its package is missing
 ├── SnapshotError           a serialised snapshot cannot be read
-└── RoutesError             routes cannot be decoded, or do not fit the model
+├── RoutesError             routes cannot be decoded, or do not fit the model
+└── TraceError              a route trace cannot be written or read
 """
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RoutesError",
     "SnapshotError",
     "TelemetryError",
+    "TraceError",
 ]
 
 
@@ -64,3 +66,7 @@ class SnapshotError(TelemetryError, ValueError):
 
 class RoutesError(TelemetryError, ValueError):
     """Expert routes cannot be decoded, or do not fit the model they are meant for."""
+
+
+class TraceError(TelemetryError, ValueError):
+    """A route trace cannot be written where it should go, or its files cannot be read."""

@@ -5,6 +5,8 @@ set -eu
 missing=""
 { command -v prometheus && command -v promtool; } >/dev/null || missing="prometheus"
 command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
+command -v chromium >/dev/null || missing="$missing chromium"
+command -v npm >/dev/null || missing="$missing npm"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -78,6 +78,7 @@ def test_the_public_names_are_these() -> None:
         "SnapshotError",
         "TelemetryConfig",
         "TelemetryError",
+        "TraceError",
         "__version__",
         "build_router_diagnostics",
         "compare_routes",

@@ -1,0 +1,3 @@
+"""Route traces: their files, how they are written and read."""
+
+__all__: list[str] = []

@@ -1,0 +1,120 @@
+"""Manifest: what one rank captured, of which model, with which options, and what it left out.
+
+Every rank of a capture writes one, `manifest-<rank>.json`, when it starts and again when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from moe_telemetry.errors import TraceError
+from moe_telemetry.identity import RouterKey
+
+__all__ = ["FORMAT", "TENSORS", "LeftOut", "Manifest", "TracedRouter", "manifest_name"]
+
+FORMAT = 1
+"""Number of the trace format; a reader refuses any other."""
+
+TENSORS = ("scores", "hidden_states", "router_weights", "diagnostics")
+"""What a capture may hold beside the routes, by the names of its options."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedRouter:
+    """One router of the job, whichever rank owns it."""
+
+    key: RouterKey
+    num_experts: int
+    top_k: int | None = None
+    """None where the adapter does not say; each row of the trace has its own."""
+    score_function: str = "softmax"
+    """`softmax`, `sigmoid` or `sqrtsoftplus`: what makes scores of logits."""
+    is_biased: bool = False
+    """Whether a bias or a group limit, too, decides the choice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """What a capture saw and did not write, by the reason."""
+
+    calls_behind: int = 0
+    """Router calls dropped whole because the writer was behind (a slow disk)."""
+    calls_failed: int = 0
+    """Router calls lost to an error of the disk."""
+    tokens_over_limit: int = 0
+    """Tokens beyond `max_tokens_per_step`, added up over routers."""
+    calls_of_other_steps: int = 0
+    """Router calls in steps that `every_n_steps` passes over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """One rank's part of a trace."""
+
+    run: str
+    model: str
+    """Class of the model."""
+    rank: int
+    world_size: int
+    token_group: int
+    """The lowest rank that sees the same tokens as this one: tokens are counted where it equals `rank`."""
+    routers: tuple[TracedRouter, ...]
+    """All routers of the job, in the order of the model; the same in every manifest of a trace."""
+    tensors: tuple[str, ...] = ()
+    """Those of `TENSORS` that were captured."""
+    every_n_steps: int = 1
+    max_steps: int | None = None
+    max_tokens_per_step: int | None = None
+    is_complete: bool = False
+    """True once the capture has ended by itself or by `close()`; False of one that was killed or still runs."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    @property
+    def topology(self) -> tuple[object, ...]:
+        """What has to be the same in all manifests of one trace."""
+        return self.run, self.model, self.world_size, self.routers, self.tensors
+
+    def to_json(self) -> str:
+        """Serialise to JSON that `from_json` reads back to an equal manifest."""
+        values = asdict(self)
+        values["routers"] = [{**asdict(router), "key": str(router.key)} for router in self.routers]
+        return json.dumps({"format": FORMAT, **values}, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read what `to_json` wrote; fields that a later version added are ignored.
+
+        Raises:
+            TraceError: `text` is no manifest, or one of another format.
+        """
+        try:
+            values = json.loads(text)
+            version = values.pop("format")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise TraceError(f"not the manifest of a route trace: {text[:80]!r}") from error
+        if version != FORMAT:
+            raise TraceError(f"the trace has format {version!r}; this version reads {FORMAT}")
+        try:
+            values["routers"] = tuple(_router(router) for router in values["routers"])
+            values["tensors"] = tuple(values["tensors"])
+            values["left_out"] = LeftOut(**_known(LeftOut, values["left_out"]))
+            return cls(**_known(cls, values))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise TraceError(f"the manifest is damaged: {error}") from error
+
+
+def manifest_name(rank: int) -> str:
+    """Return the name of a rank's manifest within the trace's folder."""
+    return f"manifest-{rank:05d}.json"
+
+
+def _router(values: Mapping[str, Any]) -> TracedRouter:
+    return TracedRouter(**{**_known(TracedRouter, values), "key": RouterKey.parse(values["key"])})
+
+
+def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
