@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 from moe_telemetry.errors import ConfigError
 
-__all__ = ["fields_from_env"]
+__all__ = ["fields_from_env", "misspelt_variables", "variables_of"]
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -34,6 +35,24 @@ def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] = os.envi
         if (text := environ.get(variable)) is not None and item.init:
             values[item.name] = _parse(text, hints[item.name], variable)
     return values
+
+
+def variables_of(cls: type, prefix: str) -> set[str]:
+    """Return the variables that `fields_from_env` reads for `cls`."""
+    return {prefix + item.name.upper() for item in fields(cls) if item.init} if is_dataclass(cls) else set()
+
+
+def misspelt_variables(
+    prefix: str, known: Collection[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str | None]:
+    """Return the variables that begin with `prefix` and that nobody reads, each with the known one it resembles."""
+    endings = [name.removeprefix(prefix) for name in known]
+    similar = {
+        name: get_close_matches(name.removeprefix(prefix), endings, n=1)
+        for name in sorted(environ)
+        if name.startswith(prefix) and name not in known
+    }
+    return {name: prefix + found[0] if found else None for name, found in similar.items()}
 
 
 def _parse(text: str, hint: object, variable: str) -> object:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
-from moe_telemetry.environment import fields_from_env
+from moe_telemetry.config import TelemetryConfig
+from moe_telemetry.environment import fields_from_env, misspelt_variables, variables_of
 from moe_telemetry.errors import ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
 
-__all__ = ["Exporter", "exporter_scope", "load_adapters", "resolve_exporter"]
+__all__ = ["Exporter", "exporter_scope", "load_adapters", "resolve_exporter", "warn_of_misspelt_variables"]
+
+_logger = logging.getLogger("moe_telemetry")
+_PREFIX = "MOE_TELEMETRY_"
 
 _EXPORTERS = "moe_telemetry.exporters"
 _ADAPTERS = "moe_telemetry.adapters"
@@ -52,11 +58,35 @@ def resolve_exporter(exporter: str | Exporter) -> tuple[str, Exporter]:
             raise ExporterError(f"{exporter!r} is no exporter: expected a name, or an object with export() and close()")
         return type(exporter).__name__, exporter
     factory = _load_exporter(exporter)
-    return exporter, factory(**fields_from_env(factory, f"MOE_TELEMETRY_{exporter.upper().replace('-', '_')}_"))
+    return exporter, factory(**fields_from_env(factory, _prefix_of(exporter)))
+
+
+def warn_of_misspelt_variables(names: Sequence[str | Exporter], environ: Mapping[str, str] = os.environ) -> None:
+    """Log the `MOE_TELEMETRY_*` variables that nobody reads: those of the monitor and of the exporters in use.
+
+    Settings of other exporters are left alone: the environment may be one for many programs.
+    """
+    used = [name for name in names if isinstance(name, str)]
+    others = tuple(_prefix_of(name) for name in _installed() if name not in used)
+    known = variables_of(TelemetryConfig, _PREFIX).union(
+        *(variables_of(_load_exporter(name), _prefix_of(name)) for name in used)
+    )
+    for variable, similar in misspelt_variables(_PREFIX, known, environ).items():
+        if not variable.startswith(others):
+            hint = f"; did you mean {similar}?" if similar else ""
+            _logger.warning("moe_telemetry: the variable %s is no setting and changes nothing%s", variable, hint)
+
+
+def _prefix_of(exporter: str) -> str:
+    return f"{_PREFIX}{exporter.upper().replace('-', '_')}_"
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=_EXPORTERS)}
 
 
 def _load_exporter(name: str) -> Any:  # noqa: ANN401  # a class of any exporter package
-    found = {entry.name: entry for entry in entry_points(group=_EXPORTERS)}
+    found = _installed()
     if name not in found:
         raise ExporterError(f"no exporter named {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
     try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from moe_telemetry import ConfigError, ExporterError, plugins
-from moe_telemetry.plugins import exporter_scope, load_adapters, resolve_exporter
+from moe_telemetry.plugins import exporter_scope, load_adapters, resolve_exporter, warn_of_misspelt_variables
 from moe_telemetry.testing import RecordingExporter
 from moe_telemetry_exporters.jsonl import JsonlExporter
 from moe_telemetry_exporters.prometheus import PrometheusExporter
@@ -101,3 +102,22 @@ def test_adapters_are_callable() -> None:
     adapters = load_adapters()
     assert adapters
     assert all(callable(adapter) for adapter in adapters)
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("MOE_TELEMETRY_EVERY_N_STEP", "; did you mean MOE_TELEMETRY_EVERY_N_STEPS?"),
+        ("MOE_TELEMETRY_PROMETHEUS_PROT", "; did you mean MOE_TELEMETRY_PROMETHEUS_PORT?"),
+        ("MOE_TELEMETRY_XYZ", ""),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_reported(variable: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "moe_telemetry"):
+        warn_of_misspelt_variables(["prometheus"], {variable: "1", "MOE_TELEMETRY_RUN": "a"})
+    assert caplog.messages == [f"moe_telemetry: the variable {variable} is no setting and changes nothing{hint}"]
+
+
+def test_settings_of_an_exporter_that_is_not_used_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_misspelt_variables(["console", RecordingExporter()], {"MOE_TELEMETRY_PROMETHEUS_PORT": "1"})
+    assert caplog.messages == []

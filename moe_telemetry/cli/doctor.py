@@ -11,7 +11,18 @@ from moe_telemetry._version import __version__
 
 __all__ = ["add_parser", "run"]
 
-_PACKAGES = ("torch", "transformers", "prometheus-client", "tensorboard", "rich")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "lightning",
+    "prometheus-client",
+    "opentelemetry-sdk",
+    "wandb",
+    "tensorboard",
+    "pyarrow",
+    "ray",
+    "rich",
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
