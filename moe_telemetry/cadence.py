@@ -31,6 +31,11 @@ class Cadence:
         return self._last or 0
 
     @property
+    def coming(self) -> int:
+        """The number of the step after this one, if numbers go on as they do."""
+        return self.step + self._stride
+
+    @property
     def meeting(self) -> str:
         """What the ranks call the reduction that is due now."""
         return f"step/{self._rollbacks}/{self.step // self._every}"
@@ -38,7 +43,7 @@ class Cadence:
     @property
     def is_due_next(self) -> bool:
         """Whether the step after this one will reduce, if numbers go on as they do."""
-        return self._passes(self.step, self.step + self._stride)
+        return self._passes(self.step, self.coming)
 
     def advance(self, step: int | None) -> bool:
         """Take the next step, and tell whether it reduces; None counts on from the last.

@@ -38,6 +38,11 @@ class TokenMask:
             return self.stated
         return self._running[-1] if self._running else None
 
+    @property
+    def running_batch_size(self) -> int:
+        """B of the forward that runs; 1 where its hook did not run, as in a model that is compiled as a whole."""
+        return self.batch_size if self._running else 1
+
     def enter(self, attention_mask: object) -> None:
         """Note the `attention_mask` argument of a forward that starts."""
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:

@@ -40,6 +40,7 @@ from moe_telemetry.route_control import RouteControl
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.taps import Tap
 from moe_telemetry.topology import Ranks
+from moe_telemetry.tracing import traced_routers
 
 __all__ = ["Monitor", "watch"]
 
@@ -98,9 +99,8 @@ class Monitor:
         ranks = Ranks(config.process_group)
         attachment, error = _attach(models, routers, config)
         self._attachment = attachment
-        found = {key: tap.site.num_experts for key, tap in self._taps.items()}
         try:
-            seat, layout, self._run = introduce(ranks, config, found, error)
+            seat, layout, self._run = introduce(ranks, config, traced_routers(self._taps), error)
             if not layout.routers:
                 raise no_router_error(models)
             self._reducer = Reducer(ranks, seat, layout, list(self._taps.values()), config)

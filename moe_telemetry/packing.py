@@ -25,6 +25,7 @@ from moe_telemetry.score_counters import NUM_SCORE_ROWS, note_bias
 from moe_telemetry.score_statistics import NOTHING
 from moe_telemetry.taps import PEAKS, Tap
 from moe_telemetry.topology import Seat
+from moe_telemetry.trace.manifest import TracedRouter
 
 __all__ = ["SHARE_FIELDS", "VIEW_FIELDS", "Layout", "Packing", "Reduced", "Tally"]
 
@@ -49,6 +50,8 @@ class Layout:
     stages: tuple[str, ...]
     has_scores: bool = False
     """Whether score statistics are kept."""
+    traced: tuple[TracedRouter, ...] = ()
+    """The same routers, as a trace of any rank names them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

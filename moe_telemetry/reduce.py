@@ -18,6 +18,7 @@ from moe_telemetry.identity import RouterKey
 from moe_telemetry.packing import Layout, Packing, Reduced
 from moe_telemetry.taps import Tap
 from moe_telemetry.topology import Ranks, Seat, node_of_this_process, seat_ranks
+from moe_telemetry.trace.manifest import TracedRouter
 
 __all__ = ["Reducer", "introduce"]
 
@@ -34,11 +35,12 @@ class Introduction:
     scores: bool
     run: str
     routers: Mapping[RouterKey, int]
+    traced: Mapping[RouterKey, Mapping[str, Any]]
     error: str | None = None
 
 
 def introduce(
-    ranks: Ranks, config: TelemetryConfig, routers: Mapping[RouterKey, int], error: Exception | None
+    ranks: Ranks, config: TelemetryConfig, routers: Sequence[TracedRouter], error: Exception | None
 ) -> tuple[Seat, Layout, str]:
     """Exchange what every rank found, and return this rank's seat, the common layout and the run id.
 
@@ -57,7 +59,8 @@ def introduce(
         every_n_steps=config.every_n_steps,
         scores=config.scores,
         run=config.run or run_id_of_launcher() or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
-        routers=routers,
+        routers={router.key: router.num_experts for router in routers},
+        traced={router.key: asdict(router) for router in routers},
         error=None if error is None else f"{type(error).__name__}: {error}",
     )
     everyone: list[Introduction] = [Introduction(**values) for values in ranks.gather(asdict(mine))]
@@ -65,8 +68,14 @@ def introduce(
         raise error
     _check_agreement(everyone)
     seat = seat_ranks([other.node for other in everyone], ranks.rank)
-    _check_placement(_union(everyone), config)
-    layout = Layout(routers=_union(everyone), stages=("train", "eval"), has_scores=config.scores)
+    union = _union(everyone)
+    _check_placement(union, config)
+    layout = Layout(
+        routers=union,
+        stages=("train", "eval"),
+        has_scores=config.scores,
+        traced=tuple(TracedRouter(**_first_of(everyone, key)) for key in union),
+    )
     return seat, layout, everyone[0].run
 
 
@@ -99,6 +108,10 @@ def _union(everyone: Sequence[Introduction]) -> dict[RouterKey, int]:
                 )
             first_rank.setdefault(key, rank)
     return {key: union[key] for key in sorted(union, key=lambda key: key.order)}
+
+
+def _first_of(everyone: Sequence[Introduction], key: RouterKey) -> Mapping[str, Any]:
+    return next(other.traced[key] for other in everyone if key in other.traced)
 
 
 class Reducer:

@@ -16,7 +16,7 @@ from moe_telemetry.errors import ConfigError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.score_statistics import ScoreFunction, ScoreKind
 
-__all__ = ["ReadCall", "RouterOutput", "RouterSite", "RouterSpec", "read_output"]
+__all__ = ["ReadCall", "RouterOutput", "RouterSite", "RouterSpec", "find_weight", "read_output"]
 
 
 class RouterOutput(NamedTuple):
@@ -99,6 +99,8 @@ class RouterSite:
     """Whether a bias or a group limit, too, decides the choice, and not the scores alone."""
     read_bias: Callable[[], Tensor | None] | None = None
     """Returns the expert bias as it is now, for use once a reduction; None where the router has none."""
+    read_weight: Callable[[], Tensor | None] | None = None
+    """Returns the weight that makes the scores, as it is now; None looks for it in the hooked module."""
     chooses_by_score: bool = True
     """False where experts do not come from scores (hash-routed): a replay leaves such a router alone."""
     replay_obstacle: str | None = None
@@ -110,6 +112,27 @@ class RouterSite:
         if bias is not None and hasattr(bias, "to_local"):
             bias = bias.to_local()
         return bias.detach().reshape(-1) if bias is not None and bias.numel() == self.num_experts else None
+
+    def weight(self) -> Tensor | None:
+        """Return the router's weight `[E, H]` as it is now; None where none is found, or not all on this rank."""
+        if self.read_weight is not None:
+            weight = self.read_weight()
+        else:
+            weight = find_weight(self.module, self.num_experts) if self.module is not None else None
+        if weight is not None and hasattr(weight, "to_local"):
+            weight = weight.to_local()
+        return weight.detach() if weight is not None and len(weight) == self.num_experts else None
+
+
+def find_weight(router: nn.Module, num_experts: int) -> Tensor | None:
+    """Return the one matrix with a row an expert in `router`, None where there is none or there are several.
+
+    The module's own `weight` comes first: under FSDP it is no parameter while a forward runs.
+    """
+    own = getattr(router, "weight", None)
+    found = [own] if isinstance(own, Tensor) else [*router.parameters()]
+    matrices = [tensor for tensor in found if tensor.ndim == 2 and len(tensor) == num_experts]
+    return matrices[0] if len(matrices) == 1 else None
 
 
 def read_output(output: object, num_experts: int, top_k: int | None = None) -> RouterOutput:

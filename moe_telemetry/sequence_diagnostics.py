@@ -18,7 +18,7 @@ from moe_telemetry.masks import fit_mask
 from moe_telemetry.operators import define_operator, is_recompute
 from moe_telemetry.routers import RouterSite
 
-__all__ = ["LastDiagnostics", "keep_diagnostics"]
+__all__ = ["LastDiagnostics", "diagnose_call", "keep_diagnostics"]
 
 _OF_SCORES = (
     RouterDiagnosticChannel.MEAN_SCORE,
@@ -83,13 +83,9 @@ def keep_diagnostics(
         batch_size = valid.shape[0]
     elif choices.ndim == 3:
         batch_size = choices.shape[0]
-    site = last.site
-    what = site.score_kind, site.score_function, site.is_biased
-    bias = site.expert_bias()
-    _call(last.handle, scores, choices, valid, bias, batch_size, site.top_k or 0, strict, *what)
+    _call(last.handle, scores, choices, valid, last.site.expert_bias(), batch_size, strict)
 
 
-@torch.no_grad()
 def _diagnose(
     handle: Tensor,
     scores: Tensor | None,
@@ -97,11 +93,7 @@ def _diagnose(
     valid: Tensor | None,
     bias: Tensor | None,
     batch_size: int,
-    top_k: int,
     strict: bool,  # noqa: FBT001  # an operator's arguments are positional
-    kind: str,
-    function: str,
-    is_biased: bool,  # noqa: FBT001
 ) -> None:
     last = _kept.get(int(handle))
     rows = choices.reshape(-1, choices.shape[-1])
@@ -109,16 +101,36 @@ def _diagnose(
         return
     batch_size = batch_size if len(rows) % batch_size == 0 else 1
     valid_T = None if valid is None else fit_mask(valid, len(rows), strict=strict)
-    num_experts = last.site.num_experts
-    actual_TE = aux_TE = _as_map(rows, num_experts)
-    last.has_scores = scores is not None and scores.numel() == actual_TE.numel()
-    if scores is None or not last.has_scores:
+    last.has_scores = scores is not None and scores.numel() == len(rows) * last.site.num_experts
+    last.tensor = diagnose_call(last.site, scores, rows, valid_T, bias, batch_size)
+
+
+@torch.no_grad()
+def diagnose_call(
+    site: RouterSite, scores: Tensor | None, rows: Tensor, valid_T: Tensor | None, bias: Tensor | None, batch_size: int
+) -> Tensor:
+    """Return `build_router_diagnostics` of one router call, float32 `[B, 7, E]`.
+
+    Args:
+        site: the router, which knows what its scores are.
+        scores: float `[..., E]`; channels that need them are NaN where they are None or of another size.
+        rows: integer expert ids `[T, K]`, or a bool routing map `[T, E]`; T is a multiple of B, not 0.
+        valid_T: True for real tokens.
+        bias: the expert bias `[E]`.
+        batch_size: B.
+    """
+    actual_TE = aux_TE = _as_map(rows, site.num_experts)
+    has_scores = scores is not None and scores.numel() == actual_TE.numel()
+    if scores is None or not has_scores:
         scores_TE = torch.zeros(actual_TE.shape, device=rows.device)
     else:
-        scores_TE = as_probabilities(scores.reshape(-1, num_experts), kind=kind, function=function)  # type: ignore[arg-type]
-        aux_TE = _as_map(scores_TE.topk(top_k or rows.shape[1]).indices, num_experts) if is_biased else actual_TE
+        scores_TE = as_probabilities(
+            scores.reshape(-1, site.num_experts), kind=site.score_kind, function=site.score_function
+        )
+        if site.is_biased:
+            aux_TE = _as_map(scores_TE.topk(site.top_k or rows.shape[1]).indices, site.num_experts)
     padding_T = None if valid_T is None else _by_position(~valid_T, batch_size)
-    last.tensor = build_router_diagnostics(
+    tensor = build_router_diagnostics(
         _by_position(scores_TE, batch_size),
         _by_position(aux_TE, batch_size),
         _by_position(actual_TE, batch_size),
@@ -127,8 +139,9 @@ def _diagnose(
         batch_size,
         padding_T,
     )
-    if not last.has_scores:
-        last.tensor[:, _OF_SCORES] = torch.nan
+    if not has_scores:
+        tensor[:, _OF_SCORES] = torch.nan
+    return tensor
 
 
 def _as_map(choices: Tensor, num_experts: int) -> Tensor:
@@ -147,6 +160,6 @@ def _by_position(rows: Tensor, batch_size: int) -> Tensor:
 
 _call = define_operator(
     "diagnose(Tensor(a!) handle, Tensor? scores, Tensor choices, Tensor? valid, Tensor? bias, int batch_size, "
-    "int top_k, bool strict, str kind, str function, bool is_biased) -> ()",
+    "bool strict) -> ()",
     _diagnose,
 )

@@ -27,6 +27,11 @@ class StageSlots:
         """Whether calls count nowhere now."""
         return self._slots[0] == UNCOUNTED_SLOT
 
+    def name(self, *, training: bool) -> str | None:
+        """Return the stage that a call counts under now, None where it counts nowhere; asked when a call runs."""
+        slot = self._slots[0 if training else 1]
+        return None if slot == UNCOUNTED_SLOT else self.names[slot]
+
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the (train, eval) scalars on `device`; they keep their address for ever."""
         if device not in self._scalars:

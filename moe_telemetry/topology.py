@@ -112,9 +112,18 @@ class Ranks:
         Raises:
             ConfigError: this rank is not one of them.
         """
+        return self.lowest_of(replicas) == self.rank
+
+    def lowest_of(self, replicas: Any) -> int:  # noqa: ANN401  # as above
+        """Return the lowest rank, as this group numbers them, of `replicas`; None stands for this rank alone.
+
+        Raises:
+            ConfigError: this rank is not one of them.
+        """
         if replicas is None or not self.is_distributed:
-            return True
+            return self.rank
         members = list(replicas) if isinstance(replicas, Sequence) else dist.get_process_group_ranks(replicas)
         if dist.get_rank() not in members:
             raise ConfigError(f"token_replicas={members}: rank {dist.get_rank()} is not among them; add it")
-        return dist.get_rank() == min(members)
+        ours = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        return min(ours.index(member) for member in members if member in ours)

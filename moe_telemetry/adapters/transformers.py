@@ -10,6 +10,7 @@ import inspect
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -26,7 +27,7 @@ from moe_telemetry.adapters.transformers_reads import (
 from moe_telemetry.adapters.transformers_replay import replay_traits
 from moe_telemetry.adapters.transformers_scores import score_traits
 from moe_telemetry.naming import router_keys, unwrap
-from moe_telemetry.routers import ReadCall, RouterSite
+from moe_telemetry.routers import ReadCall, RouterSite, find_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,7 @@ def find_routers(model: nn.Module) -> list[RouterSite]:
             read=one.read or read_router_output,
             hook=one.hook,
             negative_ids_are_dropped=one.read in _DROPPING,
+            read_weight=partial(find_weight, one.router, _num_experts(one)),
             **score_traits(one.router, one.block)._asdict(),
             **replay_traits(one.router)._asdict(),
         )
