@@ -21,7 +21,17 @@ from moe_telemetry.records import Counts, LayerSnapshot
 from moe_telemetry.replay_totals import ReplayTotals
 from moe_telemetry.snapshot import Snapshot
 
-__all__ = ["FRESH_SECONDS", "MIN_REPLAYED", "RULES", "Alert", "Rule", "Severity", "stalled_alert", "standing_alerts"]
+__all__ = [
+    "FRESH_SECONDS",
+    "MIN_REPLAYED",
+    "RULES",
+    "Alert",
+    "Rule",
+    "Severity",
+    "stalled_after",
+    "stalled_alert",
+    "standing_alerts",
+]
 
 Severity = Literal["critical", "warning", "info"]
 
@@ -113,15 +123,19 @@ def standing_alerts(snapshot: Snapshot, *, recent_errors: Mapping[str, int] | No
     return tuple(sorted(found, key=lambda alert: _ORDER.index(alert.name)))
 
 
-def stalled_alert(age_seconds: float, usual_gap_seconds: float | None) -> Alert | None:
-    """Return the alert of a run that exports nothing any more, by the age of the last export.
+def stalled_after(usual_gap_seconds: float | None) -> float:
+    """Return the age of the last export, in seconds, from which an unfinished run is stalled.
 
     Args:
-        age_seconds: since the last export; the run is taken to be unfinished.
         usual_gap_seconds: mean gap between two exports; None where there was only one.
     """
     least = _SILENCE_SECONDS if usual_gap_seconds is None else _USUAL_GAPS * usual_gap_seconds
-    if age_seconds <= max(RULES["MoeTelemetryStalled"].limit, least):
+    return max(RULES["MoeTelemetryStalled"].limit, least)
+
+
+def stalled_alert(age_seconds: float, usual_gap_seconds: float | None) -> Alert | None:
+    """Return the alert of an unfinished run whose last export is that old, None where it may just be slow."""
+    if age_seconds <= stalled_after(usual_gap_seconds):
         return None
     return _alert("MoeTelemetryStalled", None, age_seconds, f"no export for {age_seconds / 60:.0f} minutes")
 
