@@ -23,6 +23,7 @@ PROMETHEUS_RULES: Mapping[str, Mapping[str, Any]] = {
     for path in sorted((FOLDER / "rules").glob("*.yaml"))
     for group in yaml.safe_load(path.read_text())["groups"]
     for rule in group["rules"]
+    if "alert" in rule
 }
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
