@@ -83,7 +83,8 @@ def _after_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     if tap is not None:
         valid = tap.mask.current
         strict = tap.mask.stated is not None
-        tap.add(tap.read(args, kwargs, output), valid, training=module.training, strict=strict)
+        hidden = tap.input_of(args, kwargs)
+        tap.add(tap.read(args, kwargs, output), valid, hidden, training=module.training, strict=strict)
 
 
 def _before_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

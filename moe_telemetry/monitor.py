@@ -31,6 +31,7 @@ from moe_telemetry.discovery import Routers, no_router_error
 from moe_telemetry.errors import ConfigError, LifecycleError, MaskError, ReductionError, TelemetryError
 from moe_telemetry.history import History
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.naming import unwrap
 from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
 from moe_telemetry.recording import Recording
 from moe_telemetry.records import Health
@@ -40,7 +41,8 @@ from moe_telemetry.route_control import RouteControl
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.taps import Tap
 from moe_telemetry.topology import Ranks
-from moe_telemetry.tracing import traced_routers
+from moe_telemetry.trace.manifest import Manifest
+from moe_telemetry.tracing import Trace, TraceOptions, traced_routers
 
 __all__ = ["Monitor", "watch"]
 
@@ -95,6 +97,7 @@ class Monitor:
     ) -> None:
         self._config = config
         self._is_closed = False
+        self._model_name = type(unwrap("", models[0])[1]).__name__ if models else ""
         self._process = os.getpid()
         ranks = Ranks(config.process_group)
         attachment, error = _attach(models, routers, config)
@@ -108,6 +111,8 @@ class Monitor:
             attachment.detach()
             raise
         self._seat = seat
+        self._token_group = ranks.lowest_of(config.token_replicas)
+        self._trace: Trace | None = None
         self._history = History(layout.routers)
         self._routes = RouteControl(models, self._taps, config)
         self._delivery = Delivery(
@@ -153,6 +158,8 @@ class Monitor:
 
     def _advance(self, step: int | None) -> Snapshot | None:
         is_due = self._cadence.advance(step)
+        if self._trace is not None:
+            self._trace.end_step(self._cadence.step)
         self._check_routers_once()
         self._attachment.sampling.is_on = self._cadence.is_due_next
         self._routes.sample_next_step(wanted=self._cadence.is_due_next)
@@ -297,6 +304,73 @@ class Monitor:
         self._require_open()
         return self._routes.use(routes, compares_only=True)
 
+    def trace(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_steps: int | None = None,
+        max_tokens_per_step: int | None = None,
+        scores: bool = False,
+        hidden_states: bool = False,
+        router_weights: bool = False,
+        diagnostics: bool = False,
+        every_n_steps: int = 1,
+    ) -> Trace:
+        """Write what every router call chooses to files, in training and inference alike, from now on.
+
+        The trace ends after `max_steps`, at the end of a `with` block, or by `close()`. Calls belong to the
+        number that the next `step(number)` says, so inference calls `step()` after each batch. Every rank
+        may trace into the same folder. A slow or failing disk loses calls, and never holds up the model;
+        `left_out` counts them. See docs/traces.md for the files.
+
+        Args:
+            path: a folder that holds no trace yet.
+            max_steps: steps to capture; None until it is closed.
+            max_tokens_per_step: rows of each router and step to keep, the first ones; None for all.
+            scores: keep the routers' scores `[T, E]`.
+            hidden_states: keep the routers' input `[T, H]`.
+            router_weights: keep the routers' weight `[E, H]` and expert bias, once a step.
+            diagnostics: keep `build_router_diagnostics` of every call, `[B, 7, E]`.
+            every_n_steps: capture one step in so many, the first one first.
+
+        Raises:
+            ConfigError: an option is wrong.
+            TraceError: the folder holds a trace or cannot be written to, or pyarrow is missing.
+            LifecycleError: a trace is running already, or the monitor is closed.
+        """
+        self._require_open()
+        if self._trace is not None and self._trace.is_running:
+            raise LifecycleError(f"a trace is running already, to {self._trace.path}: close() it first")
+        options = TraceOptions(
+            max_steps=max_steps,
+            max_tokens_per_step=max_tokens_per_step,
+            every_n_steps=every_n_steps,
+            scores=scores,
+            hidden_states=hidden_states,
+            router_weights=router_weights,
+            diagnostics=diagnostics,
+        )
+        self._trace = Trace(
+            path,
+            options,
+            self._manifest(),
+            self._taps,
+            stages=self._attachment.stages,
+            mask=self._attachment.mask,
+            coming_step=lambda: self._cadence.coming,
+        )
+        return self._trace
+
+    def _manifest(self) -> Manifest:
+        return Manifest(
+            run=self._run,
+            model=self._model_name,
+            rank=self._seat.rank,
+            world_size=self._seat.num_ranks,
+            token_group=self._token_group,
+            routers=self._reducer.layout.traced,
+        )
+
     @contextmanager
     def valid_tokens(self, mask: Tensor) -> Iterator[None]:
         """State which tokens of the forwards inside are real, in place of the model's `attention_mask`.
@@ -373,6 +447,8 @@ class Monitor:
         self._is_closed = True
         _open_monitors.discard(self)
         _exporting_monitors.discard(self)
+        if self._trace is not None:
+            self._trace.close()
         self._routes.close()
         self._attachment.detach()
         self._try_reduce("close")

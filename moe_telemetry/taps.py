@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from moe_telemetry.masks import TokenMask, fit_mask
 from moe_telemetry.operators import is_recompute
 from moe_telemetry.recording import Recording
 from moe_telemetry.replay_totals import REPLAY_SUMS
+from moe_telemetry.route_capture import RouterCapture, capture_call
 from moe_telemetry.routers import RouterOutput, RouterSite
 from moe_telemetry.score_counters import NUM_SCORE_ROWS, Sampling, count_scores
 from moe_telemetry.score_statistics import MAX_FIELDS, NOTHING
@@ -42,6 +44,7 @@ class Tap:
         self.read = site.read
         self.mask = mask
         self.recording: Recording | None = None
+        self.capture: RouterCapture | None = None
         self.last: LastDiagnostics | None = LastDiagnostics(site, lambda: stages.is_paused) if per_sequence else None
         self._fed_top_k: int | None = None
         self._sampling = sampling
@@ -77,6 +80,8 @@ class Tap:
         self.read = site.read
         if self.last is not None:
             self.last.site = site
+        if self.capture is not None:
+            self.capture.site = site
 
     def _make_counters(self, device: torch.device) -> None:
         self.cells = new_cells(self.site.num_experts, device)
@@ -90,7 +95,24 @@ class Tap:
     def _num_score_rows(self) -> int:
         return 0 if self._sampling is None else NUM_SCORE_ROWS + self.site.num_experts
 
-    def add(self, output: RouterOutput, valid: Tensor | None, *, training: bool, strict: bool) -> None:
+    def input_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return the hidden states that a module's call is given, where a trace wants them."""
+        if self.capture is None or not self.capture.takes_hidden_states:
+            return None
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value
+        return None
+
+    def add(
+        self,
+        output: RouterOutput,
+        valid: Tensor | None,
+        hidden: Tensor | None = None,
+        *,
+        training: bool,
+        strict: bool,
+    ) -> None:
         """Count one router call."""
         choices = output.expert_ids if output.expert_ids is not None else _as_map(output.routing_map)
         if hasattr(choices, "to_local"):
@@ -103,6 +125,8 @@ class Tap:
             self._add_scores(output.scores, choices, valid, slot, strict=strict)
         if self.recording is not None:
             self._record(self.recording, choices, valid, strict=strict)
+        if self.capture is not None:
+            capture_call(self.capture, choices, valid, output.scores, hidden, training=training, strict=strict)
 
     def _add_scores(
         self, scores: Tensor | None, choices: Tensor, valid: Tensor | None, slot: Tensor, *, strict: bool

@@ -43,11 +43,23 @@ class LeftOut:
     calls_behind: int = 0
     """Router calls dropped whole because the writer was behind (a slow disk)."""
     calls_failed: int = 0
-    """Router calls lost to an error of the disk."""
+    """Router calls lost to an error of the disk, or of the device when they were copied."""
     tokens_over_limit: int = 0
     """Tokens beyond `max_tokens_per_step`, added up over routers."""
     calls_of_other_steps: int = 0
     """Router calls in steps that `every_n_steps` passes over."""
+    calls_in_graphs: int = 0
+    """Router calls seen while a CUDA graph was captured; replays of the graph are seen by nobody."""
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether something is missing that the options did not ask to leave out."""
+        return bool(self.calls_behind or self.calls_failed or self.calls_in_graphs)
+
+    def __str__(self) -> str:
+        """Return what was left out as a text, as in `calls behind: 3, tokens over limit: 7192`."""
+        counts = {name.replace("_", " "): count for name, count in asdict(self).items() if count}
+        return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +83,8 @@ class Manifest:
     is_complete: bool = False
     """True once the capture has ended by itself or by `close()`; False of one that was killed or still runs."""
     left_out: LeftOut = field(default_factory=LeftOut)
+    silent_routers: tuple[RouterKey, ...] = ()
+    """Routers of this rank from which no call came, as where their code was compiled before `watch`."""
 
     @property
     def topology(self) -> tuple[object, ...]:
@@ -81,6 +95,7 @@ class Manifest:
         """Serialise to JSON that `from_json` reads back to an equal manifest."""
         values = asdict(self)
         values["routers"] = [{**asdict(router), "key": str(router.key)} for router in self.routers]
+        values["silent_routers"] = [str(key) for key in self.silent_routers]
         return json.dumps({"format": FORMAT, **values}, indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -100,6 +115,7 @@ class Manifest:
         try:
             values["routers"] = tuple(_router(router) for router in values["routers"])
             values["tensors"] = tuple(values["tensors"])
+            values["silent_routers"] = tuple(RouterKey.parse(text) for text in values.get("silent_routers", ()))
             values["left_out"] = LeftOut(**_known(LeftOut, values["left_out"]))
             return cls(**_known(cls, values))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
