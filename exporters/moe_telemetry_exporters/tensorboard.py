@@ -1,15 +1,7 @@
-"""TensorBoardExporter: layers and their spread as scalars, one event a snapshot, with TensorBoard's own writer.
+"""TensorBoardExporter: layers and their spread as scalars, experts as a picture, one event a snapshot.
 
-Tags, by metric name without `moe_` and `_total`:
-
-    moe/<metric>/<block>.<layer>            of stage train, as moe/load_max_violation_ratio/decoder.3
-    moe/<metric>/<stage>/<block>.<layer>    of every other stage
-    moe/<metric>/{mean,max,min,p90}         over the layers; with a stage in between, as above
-
-Single layers have tags for what one looks at first: tokens, MaxVio, dead experts, the entropies of load and
-scores, and the replay check; every gauge has its spread over the layers. Counters have `mean` and `max`
-only, and experts have none, so that a snapshot of many layers stays below 10 tags a layer. A stage that saw
-no token in the window is left out of it.
+Tags are those of `moe_telemetry.charts`, fewer than 10 a layer, and `moe/expert_relative_load` for the picture. The
+page of custom scalars shows the first look: load, scores, replay and telemetry.
 """
 
 from __future__ import annotations
@@ -17,38 +9,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from moe_telemetry.catalog import METRICS
+from moe_telemetry.charts import tag
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry.summary import is_of_layer, spread_over_layers, tokens_by_stage
+from moe_telemetry_exporters.heatmap import heatmaps
+from moe_telemetry_exporters.scalars import scalars
+from moe_telemetry_exporters.tensorboard_events import EventFiles
+from moe_telemetry_exporters.tensorboard_layout import layout_summary
 
-__all__ = ["TensorBoardExporter", "scalars"]
-
-_BY_LAYER = frozenset(
-    {
-        "moe_load_dead_experts",
-        "moe_load_entropy_ratio",
-        "moe_load_max_violation_ratio",
-        "moe_replay_agreement_ratio",
-        "moe_replay_zero_overlap_ratio",
-        "moe_router_tokens_total",
-        "moe_score_entropy_ratio",
-    }
-)
+__all__ = ["TensorBoardExporter"]
 
 
 @dataclass(eq=False)
 class TensorBoardExporter:
     """Writes event files to a folder that no other writer uses at the same time.
 
-    Training that goes on in the same folder replaces what the run before wrote at the same and later steps,
-    so that no point comes twice.
+    A snapshot is in the file when `export` returns: it outlives the process from then on, the one that shows what
+    went wrong too. Training that goes on in the same folder replaces what the run before wrote at the same and
+    later steps, so that no point comes twice.
     """
 
     logdir: str | os.PathLike[str] = "runs/moe"
@@ -56,57 +38,58 @@ class TensorBoardExporter:
     _: KW_ONLY
     resume_step: int | None = None
     """Drop what earlier runs wrote from this step on; None takes the step of the first snapshot."""
-    flush_seconds: float = 10.0
-    """The longest that points wait before they are in the file."""
+    heatmap_every: int = 10
+    """Exports between two pictures of all experts' load; 0 draws none."""
 
-    _writer: Any = field(init=False, default=None, repr=False)
-    _is_resumed: bool = field(init=False, default=False, repr=False)
+    _files: EventFiles | None = field(init=False, default=None, repr=False)
+    _num_exports: int = field(init=False, default=0, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not self.flush_seconds > 0:
-            raise ConfigError(f"flush_seconds={self.flush_seconds!r}: expected seconds above 0")
+        if self.heatmap_every < 0:
+            raise ConfigError(f"heatmap_every={self.heatmap_every!r}: expected a whole number, 0 (never) or more")
 
     def start(self) -> None:
-        """Make the folder and the event file."""
-        if self._writer is None:
-            self._writer = EventFileWriter(os.fspath(self.logdir), flush_secs=self.flush_seconds)
-            self._is_resumed = False
+        """Make the folder."""
+        self._opened().make_folder()
 
     def export(self, snapshot: Snapshot) -> None:
         """Write one event with all values of the snapshot."""
-        self.start()
-        if not self._is_resumed:
-            step = snapshot.step if self.resume_step is None else self.resume_step
-            # readers drop what they have of this and later steps
-            session = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=snapshot.time, step=step, session_log=session))
-            self._is_resumed = True
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(snapshot)]
-        self._writer.add_event(Event(wall_time=snapshot.time, step=snapshot.step, summary=Summary(value=values)))
+        files = self._opened()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(snapshot)]
+        if self.heatmap_every and self._num_exports % self.heatmap_every == 0:
+            values += _pictures(snapshot)
+        event = Event(wall_time=snapshot.time, step=snapshot.step, summary=Summary(value=values))
+        beginning = () if self._num_exports else _beginning(snapshot, self.resume_step)
+        files.write(*beginning, event)
+        self._num_exports += 1
+
+    def _opened(self) -> EventFiles:
+        if self._files is None:
+            self._files = EventFiles(os.fspath(self.logdir))
+            self._num_exports = 0
+        return self._files
 
     def close(self) -> None:
-        """Write what is buffered and close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Let go of the file."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
 
 
-def scalars(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
-    """Yield (tag, value) of every scalar of a snapshot."""
-    stages = tokens_by_stage(snapshot, "window")
-    samples = [
-        sample for sample in snapshot.samples() if is_of_layer(sample) and sample.labels.get("stage", "train") in stages
-    ]
-    for name, labels, value in samples:
-        if name in _BY_LAYER:
-            yield _tag(name, labels.get("stage", "train"), f"{labels['block']}.{labels['layer']}"), value
-    for (name, stage), spread in spread_over_layers(samples).items():
-        for what, value in spread._asdict().items():
-            if METRICS[name].kind == "gauge" or what in {"mean", "max"}:
-                yield _tag(name, stage, what), value
+def _beginning(snapshot: Snapshot, resume_step: int | None) -> tuple[Event, ...]:
+    """Return what a run writes first: from where readers drop what an earlier run wrote, and the layout."""
+    step = snapshot.step if resume_step is None else resume_step
+    session = SessionLog(status=SessionLog.START)
+    return (
+        Event(wall_time=snapshot.time, step=step, session_log=session),
+        Event(wall_time=snapshot.time, step=step, summary=layout_summary()),
+    )
 
 
-def _tag(name: str, stage: str, last: str) -> str:
-    metric = name.removeprefix("moe_").removesuffix("_total")
-    return "/".join(["moe", metric, last] if stage == "train" else ["moe", metric, stage, last])
+def _pictures(snapshot: Snapshot) -> Iterator[Summary.Value]:
+    for picture in heatmaps(snapshot):
+        image = Summary.Image(
+            width=picture.width, height=picture.height, colorspace=3, encoded_image_string=picture.png
+        )
+        yield Summary.Value(tag=tag("moe_expert_relative_load", stage=picture.stage), image=image)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from moe_telemetry import Snapshot, SnapshotError
+from moe_telemetry.delivery import Delivery
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.jsonl import JsonlExporter
+from tests.exporters.disks import files_limited_to, wait_for
 
 
 def _read(path: Path) -> list[Snapshot]:
@@ -76,3 +80,60 @@ def test_a_folder_that_cannot_be_made_fails_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         JsonlExporter(tmp_path / "file" / "run.jsonl").start()
+
+
+def test_a_full_disk_is_an_error_of_that_export_and_no_half_line_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    exporter = JsonlExporter(path)
+    exporter.export(make_snapshot(step=10))
+    with files_limited_to(path.stat().st_size + 100), pytest.raises(OSError, match="File too large"):
+        exporter.export(make_snapshot(step=20))
+    assert _read(path) == [make_snapshot(step=10)]
+    exporter.export(make_snapshot(step=30))
+    exporter.close()
+    assert _read(path) == [make_snapshot(step=10), make_snapshot(step=30)]
+
+
+def test_a_monitor_counts_the_lines_that_found_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    delivery = Delivery([("jsonl", JsonlExporter(path))])
+    with files_limited_to(100):
+        for step in (10, 20):
+            delivery.put(make_snapshot(step=step))
+        wait_for(lambda: delivery.errors == {"jsonl": 2})
+    delivery.put(make_snapshot(step=30))
+    delivery.close(30)
+    assert delivery.errors == {"jsonl": 2}
+    assert _read(path) == [make_snapshot(step=30)]
+
+
+def test_a_device_without_room_is_an_error_each_time(tmp_path: Path) -> None:
+    exporter = JsonlExporter("/dev/full")
+    for step in (10, 20):
+        with pytest.raises(OSError, match="No space left"):
+            exporter.export(make_snapshot(step=step))
+    exporter.close()
+
+
+def test_a_file_that_is_removed_or_moved_away_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "run.jsonl"
+    exporter = JsonlExporter(path)
+    exporter.export(make_snapshot(step=10))
+    path.rename(tmp_path / "rotated.jsonl")
+    exporter.export(make_snapshot(step=20))
+    shutil.rmtree(path.parent)
+    exporter.export(make_snapshot(step=30))
+    exporter.close()
+    assert _read(tmp_path / "rotated.jsonl") == [make_snapshot(step=10)]
+    assert _read(path) == [make_snapshot(step=30)]
+
+
+def test_lines_can_go_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        exporter = JsonlExporter(pipe)
+        exporter.export(make_snapshot())
+        exporter.close()
+        received = reader.communicate()[0]
+    assert Snapshot.from_json(received) == make_snapshot()

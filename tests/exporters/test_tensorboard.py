@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,12 +10,17 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
 from moe_telemetry import ConfigError, Snapshot
+from moe_telemetry.charts import FIRST_LOOK
+from moe_telemetry.delivery import Delivery
 from moe_telemetry.load import LoadStats
 from moe_telemetry.summary import Spread
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.tensorboard import TensorBoardExporter, scalars
+from moe_telemetry_exporters.heatmap import heatmaps
+from moe_telemetry_exporters.tensorboard import TensorBoardExporter
+from tests.exporters.disks import files_limited_to, wait_for
 
 MAX_VIOLATION = "moe/load_max_violation_ratio"
 
@@ -56,34 +62,6 @@ def test_the_job_has_mean_max_min_and_p90_over_layers(tmp_path: Path) -> None:
     assert found == pytest.approx([sum(layers) / 20, layers[-1], layers[0], layers[17]])
 
 
-def test_tokens_are_shown_by_layer_and_other_counters_over_layers() -> None:
-    tags = dict(scalars(make_snapshot(step=30)))
-    assert tags["moe/router_tokens/decoder.2"] == 30 * 256
-    assert tags["moe/router_dropped_assignments/mean"] == 30 * 4
-    assert "moe/router_dropped_assignments/decoder.2" not in tags
-
-
-def test_other_stages_than_train_are_named_in_the_tag() -> None:
-    tags = dict(scalars(make_snapshot(stages=("train", "eval"))))
-    assert f"{MAX_VIOLATION}/eval/decoder.0" in tags
-    assert f"{MAX_VIOLATION}/eval/p90" in tags
-    assert f"{MAX_VIOLATION}/decoder.0" in tags
-
-
-def test_a_stage_that_saw_nothing_in_the_window_is_left_out() -> None:
-    assert dict(scalars(make_snapshot(window_steps=0))) == {}
-
-
-@pytest.mark.parametrize("num_layers", [16, 61])
-@pytest.mark.parametrize("per_expert", [False, True])
-def test_a_snapshot_has_at_most_ten_tags_a_layer_even_with_per_expert_series(
-    num_layers: int, *, per_expert: bool
-) -> None:
-    tags = [tag for tag, _ in scalars(make_snapshot(num_layers=num_layers, num_experts=64, per_expert=per_expert))]
-    assert len(tags) == len(set(tags))
-    assert len(tags) <= 10 * num_layers
-
-
 def test_a_resumed_run_has_no_point_twice(tmp_path: Path) -> None:
     _write(tmp_path, *(make_snapshot(step=step) for step in range(0, 141, 10)))
     _write(tmp_path, *(make_snapshot(step=step) for step in range(100, 151, 10)))
@@ -107,21 +85,108 @@ def test_the_folder_holds_one_run(tmp_path: Path) -> None:
     assert [path.is_file() for path in (tmp_path / "runs").rglob("*")] == [True]
 
 
-def test_what_was_flushed_survives_a_kill(tmp_path: Path) -> None:
+def test_the_layout_is_the_first_look_once_a_run(tmp_path: Path) -> None:
+    _write(tmp_path, make_snapshot(step=10), make_snapshot(step=20))
+    (event,) = _read(tmp_path).Tensors(metadata.CONFIG_SUMMARY_TAG)
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    assert [category.title for category in layout.category] == ["Load", "Scores", "Replay", "Telemetry"]
+    patterns = [pattern for category in layout.category for chart in category.chart for pattern in chart.multiline.tag]
+    assert patterns == [chart.pattern for section in FIRST_LOOK for chart in section.charts]
+
+
+def test_all_experts_are_one_picture_every_so_many_exports(tmp_path: Path) -> None:
+    snapshots = [make_snapshot(step=step) for step in (10, 20, 30, 40)]
+    exporter = TensorBoardExporter(tmp_path, heatmap_every=3)
+    for snapshot in snapshots:
+        exporter.export(snapshot)
+    exporter.close()
+    images = _read(tmp_path).Images("moe/expert_relative_load")
+    assert [image.step for image in images] == [10, 40]
+    (drawn,) = heatmaps(snapshots[3])
+    assert (images[1].width, images[1].height) == (drawn.width, drawn.height)
+    assert images[1].encoded_image_string == drawn.png
+
+
+def test_no_picture_is_drawn_where_none_is_wanted(tmp_path: Path) -> None:
+    exporter = TensorBoardExporter(tmp_path, heatmap_every=0)
+    exporter.export(make_snapshot())
+    exporter.close()
+    assert _read(tmp_path).Tags()["images"] == []
+
+
+def test_a_point_outlives_the_process_that_exported_it(tmp_path: Path) -> None:
     code = (
-        "import os, signal, time\n"
+        "import os, signal\n"
         "from moe_telemetry.testing import make_snapshot\n"
         "from moe_telemetry_exporters.tensorboard import TensorBoardExporter\n"
-        f"exporter = TensorBoardExporter({str(tmp_path)!r}, flush_seconds=0.1)\n"
+        f"exporter = TensorBoardExporter({str(tmp_path)!r})\n"
         "exporter.export(make_snapshot(step=10))\n"
-        "time.sleep(1)\n"
+        "exporter.export(make_snapshot(step=20, replayed=True))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert _steps(tmp_path) == [10]
+    assert _steps(tmp_path) == [10, 20]
+    assert _steps(tmp_path, "moe/replay_zero_overlap_ratio/decoder.2") == [20]
 
 
-def test_a_wrong_flush_interval_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="flush_seconds=0"):
-        TensorBoardExporter(flush_seconds=0)
+def test_a_full_disk_is_an_error_of_that_export_and_the_next_goes_on_where_there_is_room(tmp_path: Path) -> None:
+    exporter = TensorBoardExporter(tmp_path / "runs", heatmap_every=0)
+    exporter.export(make_snapshot(step=10))
+    (file,) = (tmp_path / "runs").iterdir()
+    size = file.stat().st_size
+    with files_limited_to(size + 300), pytest.raises(OSError, match="File too large"):
+        exporter.export(make_snapshot(step=20))
+    assert file.stat().st_size == size + 300  # half a record, which must not hide what comes after it
+    with files_limited_to(10):
+        for step in (30, 40):
+            with pytest.raises(OSError, match="File too large"):
+                exporter.export(make_snapshot(step=step))
+    exporter.export(make_snapshot(step=50))
+    exporter.close()
+    assert _steps(tmp_path / "runs") == [10, 50]
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # a disk that stays full is not filled with empty files
+
+
+def test_a_disk_that_is_full_from_the_start_is_tried_again(tmp_path: Path) -> None:
+    exporter = TensorBoardExporter(tmp_path)
+    with files_limited_to(10):
+        exporter.start()
+        with pytest.raises(OSError, match="File too large"):
+            exporter.export(make_snapshot(step=10))
+    exporter.export(make_snapshot(step=20))
+    exporter.close()
+    assert _steps(tmp_path) == [20]
+    assert metadata.CONFIG_SUMMARY_TAG in _read(tmp_path).Tags()["tensors"]
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    exporter = TensorBoardExporter(tmp_path / "runs")
+    exporter.export(make_snapshot(step=10))
+    shutil.rmtree(tmp_path / "runs")
+    exporter.export(make_snapshot(step=20))
+    exporter.close()
+    assert _steps(tmp_path / "runs") == [20]
+
+
+def test_a_folder_that_cannot_be_made_fails_at_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        TensorBoardExporter(tmp_path / "file" / "runs").start()
+
+
+def test_a_monitor_counts_the_exports_that_failed_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    delivery = Delivery([("tensorboard", TensorBoardExporter(tmp_path / "runs"))])
+    with files_limited_to(10):
+        delivery.put(make_snapshot(step=10))
+        wait_for(lambda: delivery.errors == {"tensorboard": 1})
+    delivery.put(make_snapshot(step=20))
+    delivery.close(30)
+    assert delivery.errors == {"tensorboard": 1}
+    assert _steps(tmp_path / "runs") == [20]
+
+
+def test_a_wrong_setting_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="heatmap_every=-1: expected a whole number"):
+        TensorBoardExporter(heatmap_every=-1)
