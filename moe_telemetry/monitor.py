@@ -32,7 +32,7 @@ from moe_telemetry.errors import ConfigError, LifecycleError, MaskError, Reducti
 from moe_telemetry.history import History
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.naming import unwrap
-from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
+from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter, warn_of_misspelt_variables
 from moe_telemetry.recording import Recording
 from moe_telemetry.records import Health
 from moe_telemetry.reduce import Reducer, introduce
@@ -82,7 +82,10 @@ def watch(
     """
     settings = (config or TelemetryConfig.from_env()).with_overrides(overrides)
     resolved = [resolve_exporter(exporter) for exporter in exporters]
-    return Monitor([model] if isinstance(model, nn.Module) else list(model), resolved, settings, routers)
+    monitor = Monitor([model] if isinstance(model, nn.Module) else list(model), resolved, settings, routers)
+    if monitor._seat.leads_job:  # noqa: SLF001  # one rank reports
+        warn_of_misspelt_variables(exporters)
+    return monitor
 
 
 class Monitor:

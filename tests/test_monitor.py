@@ -509,3 +509,12 @@ def test_a_monitor_that_exports_and_that_nobody_holds_is_closed_at_exit(model: T
     assert [snapshot.health.run_finished for snapshot in exporter.snapshots] == [True]
     with _watch(model):
         pass
+
+
+def test_a_misspelt_variable_is_reported_when_a_model_is_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MOE_TELEMETRY_EVERY_N_STEP", "5")
+    model = TinyMoe()
+    with mt.watch(model, routers=model.routers):
+        assert "did you mean MOE_TELEMETRY_EVERY_N_STEPS?" in caplog.text
