@@ -8,7 +8,7 @@ has the labels `run` and those of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
@@ -20,10 +20,14 @@ from prometheus_client.registry import CollectorRegistry
 from moe_telemetry.catalog import METRICS, Metric, metric_of
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
-from moe_telemetry_exporters.prometheus_server import MetricsServer
+from moe_telemetry_exporters.prometheus_accept import prefers_openmetrics
+from moe_telemetry_exporters.prometheus_server import MetricsServer, Reply, Request, Route
 from moe_telemetry_exporters.prometheus_text import TextRenderer
 
 __all__ = ["PrometheusExporter", "SnapshotCollector"]
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _FAMILIES: Mapping[str, type[Family]] = {
     "counter": CounterMetricFamily,
@@ -78,12 +82,15 @@ class PrometheusExporter:
 
     def _serve(self) -> MetricsServer:
         try:
-            return MetricsServer(self.address, self.port, self._collector.render)
+            return MetricsServer(self.address, self.port, self._routes())
         except OSError as error:
             raise ExporterError(
                 f"cannot listen on {self.address}:{self.port}: {error.strerror}. Choose another port with "
                 "PrometheusExporter(port=...) or MOE_TELEMETRY_PROMETHEUS_PORT; 0 takes any free one"
             ) from error
+
+    def _routes(self) -> Mapping[str, Route]:
+        return {"/metrics": self._collector.answer, "/": self._collector.answer}
 
     def _join(self, registry: CollectorRegistry) -> None:
         if self._joined is not None:
@@ -115,11 +122,14 @@ class SnapshotCollector:
         self.snapshot: Snapshot | None = None
         self._renderer = TextRenderer()
 
-    def render(self, openmetrics: bool, names: Container[str] | None) -> bytes:  # noqa: FBT001  # a callback of one caller
-        """Return the last snapshot as text; before the first one there is nothing to show."""
-        if self.snapshot is None:
-            return b"# EOF\n" if openmetrics else b""
-        return self._renderer.render(self.snapshot, openmetrics=openmetrics, names=names)
+    def answer(self, request: Request) -> Reply:
+        """Return the last snapshot in the format that a scrape asks for; before the first one nothing is shown."""
+        openmetrics = prefers_openmetrics(request.headers.get("Accept", ""))
+        names = frozenset(request.query.get("name[]", ()))
+        body = b"# EOF\n" if openmetrics else b""
+        if self.snapshot is not None:
+            body = self._renderer.render(self.snapshot, openmetrics=openmetrics, names=names or None)
+        return Reply(_OPENMETRICS if openmetrics else _TEXT, body)
 
     def describe(self) -> list[Family]:
         """Return every metric that may come, for a registry to look for clashes."""
