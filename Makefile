@@ -56,6 +56,7 @@ check-imports: setup
 check-generated: setup
 	@echo '--- generated files'
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python -m scripts.generate_grafana --check
 
 check-wheel: setup
 	@echo '--- wheel, in an environment of its own'
@@ -65,6 +66,7 @@ format: setup ## format the code, apply safe fixes, write the generated files
 	$(BIN)/ruff check --quiet --fix . || true
 	$(BIN)/ruff format --quiet .
 	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python -m scripts.generate_grafana
 
 clean: ## remove all that make made, .venv included
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

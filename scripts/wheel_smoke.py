@@ -25,6 +25,7 @@ def main() -> None:
     _check_exporters()
     _check_adapters()
     _check_rules()
+    _check_dashboards()
 
 
 def _check_files() -> None:
@@ -63,7 +64,16 @@ def _check_adapters() -> None:
 def _check_rules() -> None:
     with TemporaryDirectory() as folder:
         assert cli.main(["rules", "--out", folder]) == 0
-        assert {path.name for path in Path(folder).iterdir()} >= {"moe-replay.yaml", "runbook.md"}
+        written = {path.name for path in Path(folder).rglob("*.*")}
+        assert written >= {"moe-recording.yaml", "moe-replay.yaml", "routing.yml", "runbook.md"}, written
+
+
+def _check_dashboards() -> None:
+    with TemporaryDirectory() as folder:
+        assert cli.main(["dashboards", "--out", folder, "--alerts"]) == 0
+        written = {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.*") if path.is_file()}
+        assert len([name for name in written if name.startswith("dashboards/moe-")]) == 5, written
+        assert "provisioning/alerting/moe-telemetry.yaml" in written, written
 
 
 def _ours(group: str) -> dict[str, object]:

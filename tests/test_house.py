@@ -31,7 +31,7 @@ MODULES = {
 }
 SOURCES = [
     path
-    for folder in ("moe_telemetry", "exporters", "tests", "scripts", "examples", "benchmarks")
+    for folder in ("moe_telemetry", "exporters", "grafana", "tests", "scripts", "examples", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from moe_telemetry._version import __version__
-from moe_telemetry.cli import demo, doctor, metrics, replay, rules
+from moe_telemetry.cli import dashboards, demo, doctor, metrics, replay, rules, wandb_workspace
 from moe_telemetry.errors import TelemetryError
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = (demo, doctor, metrics, replay, rules)
+_COMMANDS = (dashboards, demo, doctor, metrics, replay, rules, wandb_workspace)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,12 +16,14 @@ from moe_telemetry.cli import build_parser, doctor, main, metrics
 
 OPTIONS = {
     "": {"--help", "--version"},
+    "dashboards": {"--alerts", "--datasource", "--help", "--out", "--runbook-url"},
     "demo": {"--every", "--help", "--json", "--logdir", "--port", "--ranks", "--scenario", "--serve", "--steps"},
     "doctor": {"--help", "--json"},
     "metrics": {"--help", "--json"},
     "replay": {"--help"},
     "replay check": {"--help", "--json", "--num-experts", "--skip"},
     "rules": {"--help", "--out", "--runbook-url"},
+    "wandb-workspace": {"--dry-run", "--entity", "--help", "--name", "--project"},
 }
 
 

@@ -10,18 +10,21 @@ import pytest
 from moe_telemetry.cli import main
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "grafana"
-SOURCES = {path.name: path.read_text() for path in (*(FOLDER / "rules").glob("*.yaml"), FOLDER / "runbook.md")}
+SOURCES = {path.name: path.read_text() for path in (*(FOLDER / "rules").glob("*.yaml"), FOLDER / "runbook.md")} | {
+    "alertmanager/routing.yml": (FOLDER / "alertmanager" / "routing.yml").read_text()
+}
 
 
 def _written(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
 def test_the_rules_and_the_runbook_are_written_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "etc" / "rules"
     assert main(["rules", "--out", str(out)]) == 0
     assert _written(out) == SOURCES
-    assert capsys.readouterr().out.splitlines() == [str(out / name) for name in sorted(SOURCES)]
+    assert sorted(capsys.readouterr().out.splitlines()) == [str(out / name) for name in sorted(SOURCES)]
 
 
 def test_an_older_copy_is_replaced_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -54,3 +57,14 @@ def test_prometheus_takes_what_was_written(tmp_path: Path) -> None:
     config = tmp_path / "prometheus.yml"
     config.write_text("rule_files: ['moe-*.yaml']\n")
     subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize("address", ["", "a b", 'x"y', "https://wiki.example/moe#top", "{{ . }}"])
+def test_an_address_that_would_break_the_files_is_refused(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rules", "--out", str(tmp_path), "--runbook-url", address])
+    assert ended.value.code == 2
+    assert "expected an address without" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
