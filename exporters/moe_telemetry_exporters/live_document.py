@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from moe_telemetry._version import __version__
@@ -23,6 +24,16 @@ LIVE_SCHEMA = 1
 """Number of the document's form; a reader of another version says so."""
 
 _DIGITS = 4
+_LIMITS = MappingProxyType(
+    {
+        "max_violation": RULES["MoeLoadImbalanced"].limit,
+        "dead": RULES["MoeExpertsDead"].limit,
+        "score_entropy": RULES["MoeRouterEntropyCollapsed"].limit,
+        "agreement": RULES["MoeReplayAgreementLow"].limit,
+        "zero_overlap": RULES["MoeReplayZeroOverlapHigh"].limit,
+    }
+)
+"""By measure of the curves, where its alert begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +91,7 @@ def document_of(scene: Scene) -> dict[str, Any]:
         "layers": [_layer(key, layer, scene.stage) for key, layer in scene.snapshot.layers.items()],
         # in hundredths of the mean load: whole numbers are the shortest way to write a large matrix
         "load_percent": [_load_percent(layer.window.get(scene.stage)) for layer in scene.snapshot.layers.values()],
+        "limits": dict(_LIMITS),
         "curves": _curves(scene.points, next((key for key in keys if str(key) == scene.layer), None)),
     }
 

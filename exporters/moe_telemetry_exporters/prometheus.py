@@ -2,8 +2,8 @@
 
     mt.watch(model, PrometheusExporter(port=9464))     # http://127.0.0.1:9464/metrics
 
-`export` swaps a reference; text is made when a scrape asks for it, in the scrape's thread. Every series
-has the labels `run` and those of the configuration.
+The endpoint shows a live page at `/` as well. `export` swaps references; text is made when a scrape asks for
+it, in the scrape's thread. Every series has the labels `run` and those of the configuration.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from prometheus_client.registry import CollectorRegistry
 from moe_telemetry.catalog import METRICS, Metric, metric_of
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
+from moe_telemetry_exporters.live import LiveView
+from moe_telemetry_exporters.live_page import live_routes
 from moe_telemetry_exporters.prometheus_accept import prefers_openmetrics
 from moe_telemetry_exporters.prometheus_server import MetricsServer, Reply, Request, Route
 from moe_telemetry_exporters.prometheus_text import TextRenderer
@@ -51,6 +53,7 @@ class PrometheusExporter:
     and `address` are then not used."""
 
     _collector: SnapshotCollector = field(init=False, repr=False)
+    _view: LiveView = field(init=False, repr=False)
     _server: MetricsServer | None = field(init=False, default=None, repr=False)
     _joined: CollectorRegistry | None = field(init=False, default=None, repr=False)
 
@@ -59,6 +62,7 @@ class PrometheusExporter:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port!r}: expected a whole number from 0 to 65535")
         self._collector = SnapshotCollector()
+        self._view = LiveView()
 
     @property
     def url(self) -> str | None:
@@ -90,7 +94,7 @@ class PrometheusExporter:
             ) from error
 
     def _routes(self) -> Mapping[str, Route]:
-        return {"/metrics": self._collector.answer, "/": self._collector.answer}
+        return {"/metrics": self._collector.answer, **live_routes(self._view)}
 
     def _join(self, registry: CollectorRegistry) -> None:
         if self._joined is not None:
@@ -104,6 +108,8 @@ class PrometheusExporter:
     def export(self, snapshot: Snapshot) -> None:
         """Show `snapshot` from now on."""
         self._collector.snapshot = snapshot
+        if self.registry is None:
+            self._view.show(snapshot)
 
     def close(self) -> None:
         """Close the endpoint, or leave the registry."""
