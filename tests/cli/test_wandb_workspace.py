@@ -18,6 +18,9 @@ from moe_telemetry_exporters.scalars import scalars
 from moe_telemetry_exporters.wandb_rows import STEP_KEY
 from moe_telemetry_exporters.wandb_summary import RunSummary
 
+# wandb-workspaces itself, when it is imported
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")
+
 
 @pytest.fixture
 def sections(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, Any]]]:
