@@ -117,7 +117,9 @@ def _rounded(ratio: float | None) -> float | None:
 
 def _next_rows(options: DemoOptions) -> list[tuple[str, list[str]]]:
     url = f"http://127.0.0.1:{options.port}/metrics"
+    page = f"http://127.0.0.1:{options.port}/"
     return [
+        ("live page", [f"{page} while a demo runs, or in a terminal", f"moe-telemetry watch 127.0.0.1:{options.port}"]),
         ("TensorBoard", [f"tensorboard --logdir {options.logdir}"]),
         ("Prometheus", ["moe-telemetry demo --serve", f"keeps {url} up until Ctrl-C"]),
         ("your own model", ["README.md: three lines around the training loop"]),

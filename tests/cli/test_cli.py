@@ -23,6 +23,7 @@ OPTIONS = {
     "replay": {"--help"},
     "replay check": {"--help", "--json", "--num-experts", "--skip"},
     "rules": {"--help", "--out", "--runbook-url"},
+    "watch": {"--every", "--help", "--insecure", "--json", "--layer", "--once", "--stage"},
     "wandb-workspace": {"--dry-run", "--entity", "--help", "--name", "--project"},
 }
 

@@ -34,9 +34,9 @@ function drawCurves(doc) {
     container.replaceChildren(make("p", { className: "quiet", textContent: "Curves begin with the second snapshot." }));
     return;
   }
+  container.dataset.count = figures.length;
   // drawn in the pixels that a column has, so that text is not stretched
   BOX.width = parseFloat(getComputedStyle(container).gridTemplateColumns) || 300;
-  container.dataset.count = figures.length;
   container.replaceChildren(...figures.map(([name, title, format]) => curve(doc, name, title, format)));
 }
 

@@ -1,0 +1,137 @@
+"""Where `moe-telemetry watch` gets its data: `/live.json` of an endpoint, by HTTP or HTTPS."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+
+from moe_telemetry.errors import ConfigError, TelemetryError
+
+__all__ = ["LIVE_SCHEMA", "Document", "EndpointError", "Source"]
+
+Document = Mapping[str, Any]
+
+LIVE_SCHEMA = 1
+_TIMEOUT_SECONDS = 10
+_MAX_BYTES = 64 * 2**20
+_USER, _PASSWORD = "MOE_TELEMETRY_PROMETHEUS_USERNAME", "MOE_TELEMETRY_PROMETHEUS_PASSWORD"
+_PATHS = ("/metrics", "/live.json")
+
+
+class EndpointError(TelemetryError):
+    """The endpoint does not answer, or not with what there is to watch."""
+
+
+class Source:
+    """An endpoint; `url` is what a person would give, without a path or with that of the metrics."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stage: str | None = None,
+        layer: str | None = None,
+        insecure: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Read the address, and the user and password in it, or else those in the endpoint's own variables.
+
+        Raises:
+            ConfigError: it is no address of an endpoint.
+        """
+        parts = _split(url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        port = f":{parts.port}" if parts.port is not None else ""
+        path = next((parts.path.removesuffix(end) for end in _PATHS if parts.path.endswith(end)), parts.path)
+        self.url = f"{parts.scheme}://{host}{port}{path.rstrip('/')}/"
+        """The page's address, without user and password."""
+        chosen = {name: value for name, value in (("stage", stage), ("layer", layer)) if value is not None}
+        self._query = f"?{urlencode(chosen)}" if chosen else ""
+        user, password = parts.username or environ.get(_USER), parts.password or environ.get(_PASSWORD)
+        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        if user is not None:
+            pair = f"{unquote(user)}:{unquote(password or '')}" if parts.username else f"{user}:{password or ''}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        handlers: list[Any] = [HTTPSHandler(context=_trusting_all())] if insecure else []
+        if _is_this_machine(parts.hostname or ""):
+            # a proxy for the world outside would look for the endpoint on its own machine
+            handlers.append(ProxyHandler({}))
+        self._opener = build_opener(*handlers)
+
+    def fetch(self) -> Document:
+        """Return what there is to see now.
+
+        Raises:
+            EndpointError: there is no answer, or another one.
+        """
+        request = Request(f"{self.url}live.json{self._query}", headers=self._headers)  # noqa: S310  # http or https: see _split
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+                body = response.read(_MAX_BYTES)
+        except HTTPError as error:
+            raise EndpointError(f"{self.url} answers {error.code} {error.reason}: {_advice(error.code)}") from error
+        except (OSError, HTTPException) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            raise EndpointError(
+                f"no endpoint at {self.url} ({_short(reason)}): is the run up, with a Prometheus exporter on that port?"
+            ) from error
+        return self._document(body)
+
+    def _document(self, body: bytes) -> Document:
+        try:
+            document = json.loads(body)
+            schema = document["schema"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EndpointError(f"{self.url}live.json is not what moe-telemetry serves: {body[:60]!r}") from error
+        if schema != LIVE_SCHEMA:
+            raise EndpointError(f"{self.url} speaks schema {schema!r}, this version {LIVE_SCHEMA}: install the run's")
+        return dict(document)
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+        shown = f"{parts.scheme}://...@{url.rpartition('@')[2]}" if "@" in url else url
+        raise ConfigError(f"{shown!r}: expected the address of an endpoint, as in 127.0.0.1:9464 or https://node7:9464")
+    return parts
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _trusting_all() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _advice(status: int) -> str:
+    if status in {401, 403}:
+        return f"give user and password as https://USER:PASSWORD@host:port, or in {_USER} and {_PASSWORD}"
+    if status == 404:
+        return "is it the endpoint of moe-telemetry, and of this version?"
+    return "see the trainer's log"
+
+
+def _short(reason: object) -> str:
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"{reason.verify_message}; --insecure goes on without a check"
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
