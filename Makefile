@@ -21,7 +21,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything, and the servers that the tests need (once)
 
 # torch is a step of its own: as a dependency, its range would let pip choose another build
-$(STAMP): pyproject.toml constraints.txt scripts/install_servers.sh
+$(STAMP): pyproject.toml constraints.txt scripts/install_servers.sh grafana/typecheck/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "moe-telemetry needs Python 3.10 or newer: make setup PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)"

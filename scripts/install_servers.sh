@@ -1,18 +1,32 @@
 #!/bin/sh
-# Install the real servers that tests marked `stack` talk to, where they are missing.
+# Install the real servers that tests marked `stack` talk to, where they are missing, and Grafana's types.
 set -eu
+
+# what the dashboards are checked against: two packages of npm, in a folder that git ignores
+install_types() {
+    folder=grafana/typecheck
+    command -v npm >/dev/null || return 0
+    cmp -s $folder/package-lock.json $folder/node_modules/.installed && return 0
+    if npm ci --prefix $folder --silent --ignore-scripts --no-audit --no-fund; then
+        cp $folder/package-lock.json $folder/node_modules/.installed
+    else
+        echo "npm could not install Grafana's types; the test of the dashboards' types is skipped." >&2
+        [ -z "${CI:-}" ]
+    fi
+}
 
 missing=""
 { command -v prometheus && command -v promtool; } >/dev/null || missing="prometheus"
 command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
 command -v chromium >/dev/null || missing="$missing chromium"
 command -v npm >/dev/null || missing="$missing npm"
-[ -n "$missing" ] || exit 0
+[ -n "$missing" ] || { install_types; exit 0; }
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "The tests marked 'stack' need Debian's packages: $missing." >&2
     echo "Install them (as root: apt-get install $missing); until then these tests are skipped." >&2
     [ -z "${CI:-}" ] || exit 1
+    install_types
     exit 0
 fi
 
@@ -31,3 +45,4 @@ if [ -d /run/systemd/system ]; then
     # shellcheck disable=SC2086
     systemctl disable --quiet $missing
 fi
+install_types

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -40,11 +41,22 @@ def _text(builder: Dashboard) -> str:
     built = json.loads(json.dumps(builder.build(), cls=JSONEncoder))
     for number, panel in enumerate(_panels(built["panels"]), start=1):
         panel["id"] = number
-    for link in built["links"]:
-        del link["placement"]  # the builder's default would hide the links in a menu
+    _drop_surplus(built)
     return json.dumps(built, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _panels(panels: list[dict[str, object]]) -> list[dict[str, object]]:
+def _drop_surplus(built: dict[str, Any]) -> None:
+    """Take out what the builders write unasked: fields of older schemas, and a place that would hide the links."""
+    for link in built["links"]:
+        del link["placement"]
+    for variable in built["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min"):
+            variable.pop(name, None)
+    for panel in _panels(built["panels"]):
+        if panel["type"] == "table":
+            panel["options"].pop("footer", None)
+
+
+def _panels(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all panels, also those inside rows."""
-    return [each for panel in panels for each in (panel, *_panels(panel.get("panels", [])))]  # type: ignore[arg-type]
+    return [each for panel in panels for each in (panel, *_panels(panel.get("panels", [])))]

@@ -65,7 +65,6 @@ def _one(name: str, series: str) -> QueryVariable:
     return (
         QueryVariable(name)
         .datasource(DATASOURCE)
-        .definition(query)
         .query({"qryType": 1, "query": query, "refId": "PrometheusVariableQueryEditor-VariableQuery"})
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(_BY_NAME)
