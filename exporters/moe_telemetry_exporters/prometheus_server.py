@@ -13,18 +13,23 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import ssl
 import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 
-from moe_telemetry_exporters.prometheus_http import Handler, Reply, Request, Route
+from moe_telemetry_exporters.prometheus_connection import Handler
+from moe_telemetry_exporters.prometheus_credentials import Credentials
+from moe_telemetry_exporters.prometheus_http import Reply, Request, Route, Routes
+from moe_telemetry_exporters.prometheus_tls import Tls
 
 __all__ = ["MetricsServer", "Reply", "Request", "Route"]
 
 _MAX_CONNECTIONS = 64
 """Open at a time; one more closes that which has waited longest for a request."""
+_HANDSHAKE_SECONDS = 10.0
 _GRACE_SECONDS = 2.0
 """How long `close` lets requests under way be answered."""
 
@@ -32,10 +37,19 @@ _GRACE_SECONDS = 2.0
 class MetricsServer:
     """Serves its routes until closed."""
 
-    def __init__(self, address: str, port: int, routes: Mapping[str, Route]) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        routes: Mapping[str, Route],
+        *,
+        tls: Tls | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         """Bind at once; raises OSError where the address or the port cannot be had."""
-        self.routes = routes
+        self.routes = Routes(routes, credentials)
         self.is_closing = False
+        self._tls = tls
         self._lock = Lock()
         # in the order in which they began to wait or to be answered
         self._waiting: dict[socket.socket, Thread] = {}
@@ -43,14 +57,11 @@ class MetricsServer:
         self._listener = _listen(address, port)
         self.port: int = self._listener.getsockname()[1]
         """The port in use, also where port 0 asked for any."""
+        self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         self._thread = Thread(target=self._accept_until_closed, name="moe-telemetry-endpoint", daemon=True)
         self._thread.start()
         _servers.add(self)
-
-    def refusal(self, request: Request) -> Reply | None:  # noqa: ARG002  # nobody is refused yet
-        """Return the answer to who may not ask, None for all others."""
-        return None
 
     def answering(self, connection: socket.socket, *, now: bool) -> None:
         """Note that a connection is in the middle of a request, or waits for one."""
@@ -64,7 +75,8 @@ class MetricsServer:
         if self.is_closing:
             return
         self.is_closing = True
-        self._waker.send(b"x")
+        with self._waker:
+            self._waker.send(b"x")
         self._thread.join()
         deadline = time.monotonic() + _GRACE_SECONDS
         with self._lock:
@@ -77,16 +89,25 @@ class MetricsServer:
         for thread in threads:
             thread.join(0.1)
 
+    def forget(self) -> None:
+        """Let go of every file without a word to anybody: this process is a fork of the one that serves."""
+        self.is_closing = True
+        self._lock = Lock()  # a thread that is not here may have held the old one
+        self._selector.close()
+        for inherited in (self._listener, self._wake, self._waker, *self._waiting, *self._answered):
+            with suppress(OSError):
+                os.close(inherited.detach())
+        self._waiting, self._answered = {}, {}
+
     def _accept_until_closed(self) -> None:
-        with selectors.DefaultSelector() as selector, self._wake, self._waker, self._listener:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            while not self.is_closing:
-                selector.select()
+        with self._selector, self._wake, self._listener:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._selector.register(self._wake, selectors.EVENT_READ)
+            while all(key.fileobj is self._listener for key, _ in self._selector.select()):
                 try:
                     connection, client = self._listener.accept()
                 except BlockingIOError:
-                    continue  # it was the waker, or a client that has left again
+                    continue  # a client that has left again
                 except OSError:
                     time.sleep(0.1)  # no file left to open: it would be tried again at once, and for ever
                     continue
@@ -107,10 +128,20 @@ class MetricsServer:
 
     def _serve(self, connection: socket.socket, client: str) -> None:
         try:
-            with connection, suppress(OSError):  # a client may leave at any time
+            with suppress(OSError):  # a client may leave at any time, or never have spoken TLS
+                if self._tls is not None:
+                    connection = secured = self._replaced(connection, self._tls.wrap(connection))
+                    secured.settimeout(_HANDSHAKE_SECONDS)
+                    secured.do_handshake()
                 Handler(connection, client, self)
         finally:
             self._forget(connection)
+            connection.close()
+
+    def _replaced(self, plain: socket.socket, secured: ssl.SSLSocket) -> ssl.SSLSocket:
+        with self._lock:
+            self._waiting[secured] = self._waiting.pop(plain, current_thread())
+        return secured
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -119,9 +150,8 @@ class MetricsServer:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    family, _, _, _, place = socket.getaddrinfo(
-        address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, place = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if os.name == "posix":  # elsewhere it would let two programs have one port
@@ -139,7 +169,18 @@ def _end(*connections: socket.socket) -> None:
     """End connections that other threads read from or write to; these see the end and close them."""
     for connection in connections:
         with suppress(OSError):
+            # not the method of an SSLSocket, which takes away what the other thread is using
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 _servers: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
+
+
+def _forget_servers() -> None:
+    for server in [*_servers]:
+        server.forget()
+
+
+# a forked child (a worker that loads data) would hold the port for as long as it lives
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_servers)

@@ -32,18 +32,22 @@ class TextRenderer:
         self._templates: dict[str, Template] = {}
 
     def render(self, snapshot: Snapshot, *, openmetrics: bool, names: Container[str] | None = None) -> bytes:
-        """Return what this endpoint exports of `snapshot`, all of it or the series of some names."""
+        """Return what this endpoint exports of `snapshot`, all of it or the metrics of some names.
+
+        A metric is named by itself (in OpenMetrics without `_total`) or by one of its series, and is whole in
+        either case: a part of a histogram would be none.
+        """
         constant = label_text({"run": snapshot.run, **snapshot.labels})
         parts = []
         for metric, group in groupby(snapshot.columns("node"), lambda columns: metric_of(columns.name)):
             columns = list(group)
-            if names is None or any(one.name in names for one in columns):
+            if names is None or _is_named(metric, columns, names):
                 parts.append(_head(metric, openmetrics=openmetrics))
                 values = tuple(chain.from_iterable(one.values for one in columns))
                 parts.append(self._template(metric, constant, columns) % _printable(values))
         if openmetrics:
             parts.append("# EOF\n")
-        return "".join(parts).encode()
+        return "".join(parts).encode(errors="replace")  # a run's id may come from a variable that is no UTF-8
 
     def _template(self, metric: Metric, constant: str, columns: Sequence[Columns]) -> str:
         known = self._templates.get(metric.name)
@@ -65,6 +69,11 @@ def number_text(value: float) -> str:
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _is_named(metric: Metric, columns: Sequence[Columns], names: Container[str]) -> bool:
+    family = metric.name.removesuffix("_total")
+    return metric.name in names or family in names or any(one.name in names for one in columns)
 
 
 def _printable(values: Sequence[float]) -> tuple[object, ...]:

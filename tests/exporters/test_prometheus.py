@@ -312,7 +312,7 @@ def test_two_exporters_in_one_registry_are_an_error() -> None:
     registry = CollectorRegistry()
     first, second = PrometheusExporter(registry=registry), PrometheusExporter(registry=registry)
     first.start()
-    with pytest.raises(ExporterError, match="has metrics of moe-telemetry already"):
+    with pytest.raises(ExporterError, match="has metrics of these names already"):
         second.start()
     second.close()
     first.export(make_snapshot())
