@@ -18,6 +18,8 @@ install_types() {
 missing=""
 { command -v prometheus && command -v promtool; } >/dev/null || missing="prometheus"
 command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
+command -v prometheus-pushgateway >/dev/null || missing="$missing prometheus-pushgateway"
+command -v prometheus-node-exporter >/dev/null || missing="$missing prometheus-node-exporter"
 command -v chromium >/dev/null || missing="$missing chromium"
 command -v npm >/dev/null || missing="$missing npm"
 [ -n "$missing" ] || { install_types; exit 0; }
