@@ -121,7 +121,7 @@ def _lines(stream: TextIO, name: str) -> Iterator[str]:
 def _parse(line: str) -> tuple[_Place, int, NDArray[np.int32]]:
     values = json.loads(line)
     if not isinstance(values, dict):
-        raise ValueError(f"expected a JSON object, found {line[:60]!r}")  # noqa: TRY004  # a value of the file's
+        raise ValueError(f"expected a JSON object, found {line.strip()[:60]!r}")  # noqa: TRY004  # a value of the file's
     step = _number(values, "step", least=-(2**63))
     layer, rank = _number(values, "layer"), _number(values, "rank", default=0)
     stage, block = _text(values, "stage", "train"), _text(values, "block", "decoder")
