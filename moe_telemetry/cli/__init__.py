@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from moe_telemetry._version import __version__
-from moe_telemetry.cli import dashboards, demo, doctor, metrics, replay, rules, wandb_workspace, watch
+from moe_telemetry.cli import dashboards, demo, doctor, metrics, replay, rules, trace, wandb_workspace, watch
 from moe_telemetry.errors import TelemetryError
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = (dashboards, demo, doctor, metrics, replay, rules, wandb_workspace, watch)
+_COMMANDS = (dashboards, demo, doctor, metrics, replay, rules, trace, wandb_workspace, watch)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moe_telemetry.testing.exporters import ExporterContract, RecordingExporter, make_snapshot
     from moe_telemetry.testing.models import TinyMoe, TinyRouter
     from moe_telemetry.testing.ranks import run_ranks
+    from moe_telemetry.testing.traces import make_trace
 
 # imported when first used: what is for exporters needs neither torch nor pytest
 _HOME_OF = {
@@ -22,10 +23,19 @@ _HOME_OF = {
     "TinyMoe": "models",
     "TinyRouter": "models",
     "make_snapshot": "exporters",
+    "make_trace": "traces",
     "run_ranks": "ranks",
 }
 
-__all__ = ["ExporterContract", "RecordingExporter", "TinyMoe", "TinyRouter", "make_snapshot", "run_ranks"]
+__all__ = [
+    "ExporterContract",
+    "RecordingExporter",
+    "TinyMoe",
+    "TinyRouter",
+    "make_snapshot",
+    "make_trace",
+    "run_ranks",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a lazy module attribute is of any type

@@ -1,0 +1,335 @@
+"""Reading a route trace: a folder's manifests and parts, checked first, then streamed in batches of bounded size.
+
+    trace = open_trace("s3://bucket/run-7/trace")
+    for chunk in trace.chunks():
+        for batch in trace.batches(chunk, ("step", "expert_ids")):
+            ...
+
+A folder is a path or any URL of fsspec. Ranks that hold the same tokens are read once. Files that a killed
+run left half written have other names, and are passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moe_telemetry.errors import TraceError
+from moe_telemetry.identity import RouterKey
+from moe_telemetry.trace.format import part_name, schema_for
+from moe_telemetry.trace.manifest import Manifest, TracedRouter, manifest_name
+from moe_telemetry.trace.rows import TraceRow
+
+__all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "files_in", "open_trace"]
+
+_MANIFEST = re.compile(r"manifest-\d+\.json")
+_PART = re.compile(r"routes-(\d+)-(\d+)\.parquet")
+IDS_PER_BATCH = 2**19
+"""About as many expert ids as a batch holds: some 10 MB while they are counted."""
+COLUMNS = tuple(schema_for(1).names)
+"""All columns of a trace."""
+
+
+class Part(NamedTuple):
+    """A whole Parquet file of one rank."""
+
+    rank: int
+    number: int
+
+
+class Chunk(NamedTuple):
+    """What is read in one go: a row group of a part, and the steps in it."""
+
+    part: Part
+    row_group: int
+    num_rows: int
+    first_step: int
+    last_step: int
+    num_ids: int
+    """Expert ids of all its rows."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A folder of route files whose manifests have been read; the routes are read when asked for."""
+
+    url: str
+    manifests: tuple[Manifest, ...]
+    """One a rank, by rank."""
+    parts: tuple[Part, ...]
+    """All whole parts, by rank and number."""
+    notes: tuple[str, ...] = ()
+    """What is missing, in sentences."""
+
+    @property
+    def routers(self) -> tuple[TracedRouter, ...]:
+        """All routers of the job, in the order of the model."""
+        return self.manifests[0].routers
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What was captured beside the routes."""
+        return self.manifests[0].tensors
+
+    @property
+    def counted_parts(self) -> tuple[Part, ...]:
+        """The parts whose tokens no other rank holds, too."""
+        counted = {manifest.rank for manifest in self.manifests if manifest.token_group == manifest.rank}
+        return tuple(part for part in self.parts if part.rank in counted)
+
+    @property
+    def fewest_experts(self) -> int:
+        """E of the router with the fewest."""
+        return min(router.num_experts for router in self.routers)
+
+    def experts_of(self, key: RouterKey) -> int:
+        """Return E of a router.
+
+        Raises:
+            TraceError: the manifests do not name it.
+        """
+        for router in self.routers:
+            if router.key == key:
+                return router.num_experts
+        raise TraceError(f"{self.url} has routes of {key}, which its manifests do not name")
+
+    def chunks(self, parts: Sequence[Part] | None = None) -> tuple[Chunk, ...]:
+        """Return what `batches` can read, by step; of `counted_parts` where no other are given.
+
+        Raises:
+            TraceError: a part is no whole Parquet file, or lacks a column.
+        """
+        chosen = self.counted_parts if parts is None else parts
+        return tuple(sorted((chunk for part in chosen for chunk in self._chunks_of(part)), key=_by_step))
+
+    def batches(self, chunk: Chunk, columns: Sequence[str] = COLUMNS) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a chunk, about half a million expert ids at a time.
+
+        Raises:
+            TraceError: the part cannot be read.
+        """
+        with self._opened(chunk.part) as file:
+            size = max(1, IDS_PER_BATCH * chunk.num_rows // max(1, chunk.num_ids))
+            yield from file.iter_batches(size, row_groups=[chunk.row_group], columns=list(columns), use_threads=False)
+
+    def rows(self, chunk: Chunk) -> Iterator[TraceRow]:
+        """Yield the rows of a chunk one by one.
+
+        Raises:
+            TraceError: the part cannot be read.
+        """
+        for batch in self.batches(chunk):
+            yield from map(_as_row, batch.to_pylist())
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the trace on its filesystem."""
+        return f"{self._root}/{name}"
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file, 0 where it is not there."""
+        return self._sizes.get(name, 0)
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes `start` up to `stop` of a file of the trace."""
+        content: bytes = self.filesystem.cat_file(self.file(name), start=start, end=stop)
+        return content
+
+    @cached_property
+    def _place(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        filesystem, root = fsspec.core.url_to_fs(self.url)
+        return filesystem, root.rstrip("/")
+
+    @property
+    def filesystem(self) -> fsspec.AbstractFileSystem:
+        """Where the files lie."""
+        return self._place[0]
+
+    @property
+    def _root(self) -> str:
+        return self._place[1]
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return files_in(self.filesystem, self._root, self.url)
+
+    def _chunks_of(self, part: Part) -> Iterator[Chunk]:
+        with self._opened(part) as file:
+            metadata = file.metadata
+            column = file.schema_arrow.names.index("step")
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
+                bounds = group.column(column).statistics
+                if group.num_rows:
+                    # a writer that kept no statistics leaves every step possible
+                    first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (-(2**63), 2**63 - 1)
+                    yield Chunk(part, index, group.num_rows, first, last, _num_ids(group))
+
+    @contextmanager
+    def _opened(self, part: Part) -> Iterator[pq.ParquetFile]:
+        name = part_name(*part)
+        try:
+            # a local file is read by Arrow itself, which needs no Python for it
+            source = self.file(name) if "file" in _protocols(self.filesystem) else self.filesystem.open(self.file(name))
+            with pq.ParquetFile(source) as file:
+                missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
+                if missing:
+                    raise TraceError(
+                        f"{self.file(name)} has no column {missing[0]!r}; expected a part of a route trace"
+                    )
+                yield file
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TraceError(
+                f"{self.file(name)} is no whole Parquet file ({reason}); copy it again, or delete it to read the others"
+            ) from error
+
+
+def open_trace(url: str | os.PathLike[str]) -> Trace:
+    """Open the folder of a trace and check its manifests.
+
+    Raises:
+        TraceError: there is no folder or no manifest, manifests are of two jobs, or routes have no manifest.
+    """
+    text = os.fspath(url)
+    try:
+        filesystem, root = fsspec.core.url_to_fs(text)
+    except (ValueError, ImportError) as error:
+        raise TraceError(f"{text}: {error}") from error
+    files = files_in(filesystem, root.rstrip("/"), text)
+    names = sorted(name for name in files if _MANIFEST.fullmatch(name))
+    if not names:
+        raise TraceError(f"{text} has no manifest-*.json; expected the folder that monitor.trace() wrote to")
+    manifests = tuple(
+        sorted(
+            (_manifest(filesystem.cat_file(f"{root.rstrip('/')}/{name}"), name, text) for name in names),
+            key=lambda manifest: manifest.rank,
+        )
+    )
+    _check_one_job(manifests, text)
+    found = sorted(Part(int(match[1]), int(match[2])) for name in files if (match := _PART.fullmatch(name)))
+    _check_known_ranks(manifests, found, text)
+    return Trace(text, manifests, tuple(found), tuple(_notes(manifests, found)))
+
+
+def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict[str, int]:
+    """Return the files of a folder by name, with their bytes.
+
+    Raises:
+        TraceError: there is no such folder.
+    """
+    try:
+        entries = filesystem.ls(root, detail=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to") from error
+    return {
+        entry["name"].rstrip("/").rsplit("/", 1)[-1]: int(entry["size"] or 0)
+        for entry in entries
+        if entry["type"] == "file"
+    }
+
+
+def _manifest(text: bytes, name: str, url: str) -> Manifest:
+    try:
+        return Manifest.from_json(text)
+    except TraceError as error:
+        raise TraceError(f"{url}/{name}: {error}") from error
+
+
+_TRAITS: tuple[tuple[str, Callable[[Manifest], object]], ...] = (
+    ("run", lambda manifest: manifest.run),
+    ("model", lambda manifest: manifest.model),
+    ("world size", lambda manifest: manifest.world_size),
+    ("captured tensors", lambda manifest: manifest.tensors),
+    ("routers", lambda manifest: f"{len(manifest.routers)}: {', '.join(map(_shape, manifest.routers[:3]))} ..."),
+)
+
+
+def _check_one_job(manifests: Sequence[Manifest], url: str) -> None:
+    first = manifests[0]
+    for other in manifests[1:]:
+        if other.topology != first.topology:
+            name, trait = next((each for each in _TRAITS if each[1](first) != each[1](other)), _TRAITS[-1])
+            raise TraceError(
+                f"{url} holds traces of two jobs: {manifest_name(first.rank)} has {name} {trait(first)!r}, "
+                f"{manifest_name(other.rank)} has {trait(other)!r}; give each trace a folder of its own"
+            )
+    if not first.routers:
+        raise TraceError(f"{url}/{manifest_name(first.rank)} names no router; expected one or more")
+
+
+def _shape(router: TracedRouter) -> str:
+    return f"{router.key} E={router.num_experts}"
+
+
+def _check_known_ranks(manifests: Sequence[Manifest], parts: Sequence[Part], url: str) -> None:
+    known = {manifest.rank for manifest in manifests}
+    for part in parts:
+        if part.rank not in known:
+            raise TraceError(
+                f"{url} has {part_name(*part)} and no {manifest_name(part.rank)}, which says whose tokens these are; "
+                "copy the manifest, too"
+            )
+
+
+def _notes(manifests: Sequence[Manifest], parts: Sequence[Part]) -> Iterator[str]:
+    world_size = manifests[0].world_size
+    if missing := sorted(set(range(world_size)) - {manifest.rank for manifest in manifests}):
+        yield f"ranks without a manifest, whose tokens are not counted: {_numbers(missing)} of {world_size}"
+    if unended := [manifest.rank for manifest in manifests if not manifest.is_complete]:
+        yield f"ranks whose capture has not ended (killed, or still running): {_numbers(unended)}"
+    numbers = defaultdict(list)
+    for part in parts:
+        numbers[part.rank].append(part.number)
+    if holes := [rank for rank, found in numbers.items() if found != list(range(len(found)))]:
+        yield f"ranks with parts missing between others: {_numbers(holes)}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+def _as_row(values: Mapping[str, Any]) -> TraceRow:
+    valid = values["valid"]
+    return TraceRow(
+        step=values["step"],
+        microbatch=values["microbatch"],
+        stage=values["stage"],
+        key=RouterKey(values["block"], values["layer"]),
+        rank=values["rank"],
+        num_tokens=values["num_tokens"],
+        top_k=values["top_k"],
+        is_sorted=values["is_sorted"],
+        expert_ids=np.array(values["expert_ids"], dtype=np.int32).reshape(-1, values["top_k"]),
+        valid=None if valid is None else np.array(valid, dtype=np.bool_),
+        sequence_starts=np.array(values["sequence_starts"], dtype=np.int32),
+    )
+
+
+def _by_step(chunk: Chunk) -> tuple[int, ...]:
+    return chunk.first_step, chunk.last_step, *chunk.part, chunk.row_group
+
+
+def _num_ids(group: pq.RowGroupMetaData) -> int:
+    """Return how many expert ids a row group holds."""
+    columns = (group.column(index) for index in range(group.num_columns))
+    ids = next(column for column in columns if column.path_in_schema.startswith("expert_ids"))
+    # a list without ids is a value, too, which the statistics count as null
+    empty = ids.statistics.null_count if ids.statistics and ids.statistics.has_null_count else 0
+    return int(ids.num_values - empty)
+
+
+def _protocols(filesystem: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
