@@ -38,7 +38,8 @@ def provisioned_alerts(dashboards: Mapping[str, str]) -> str:
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
         if (rules := [_rule(rule, panels) for rule in group["rules"] if "alert" in rule])
     ]
-    return _HEADING + yaml.dump({"apiVersion": 1, "groups": groups}, Dumper=_Dumper, sort_keys=False, width=120)
+    text: str = yaml.dump({"apiVersion": 1, "groups": groups}, Dumper=_Dumper, sort_keys=False, width=120)
+    return _HEADING + text
 
 
 def as_grafana_text(template: str) -> str:
@@ -100,7 +101,7 @@ def _anchors(panel: Mapping[str, Any]) -> Iterator[str]:
         yield link["url"].partition("#")[2]
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
     """Writes texts of many lines as they stand."""
 
 

@@ -52,7 +52,7 @@ def select(name: str, *, any_stage: bool = False, **matchers: str) -> str:
 
 def gauge(name: str, *by: str, pick: str = "max", **matchers: str) -> str:
     """Return a gauge, one series for each combination of the labels `by`."""
-    series = select(name, **matchers)
+    series = select(name, any_stage=False, **matchers)
     return f"{pick} by ({', '.join(by)}) ({series})" if by else f"{pick}({series})"
 
 

@@ -13,7 +13,7 @@ from grafana.dashboards.tables import label_table
 
 __all__ = ["replay"]
 
-_TOKENS, _CHECKED = "moe_replay_tokens_total", {"outcome": "checked"}
+_TOKENS, _CHECKED = "moe_replay_tokens_total", "checked"
 
 
 def replay() -> Dashboard:
@@ -29,7 +29,7 @@ def replay() -> Dashboard:
 
 
 def _verdict() -> list[AnyPanel]:
-    whole = over(rate("moe_replay_shared_fraction_total"), rate(_TOKENS, **_CHECKED))
+    whole = over(rate("moe_replay_shared_fraction_total"), rate(_TOKENS, outcome=_CHECKED))
     found = Query(expr=gauge("moe_replay_misalignment_info", "cause", "offset"), legend="{{cause}}", instant=True)
     cause = Panel("Last cause found", "moe_replay_misalignment_info", found, width=6, height=4, no_value="none")
     return [
@@ -43,7 +43,7 @@ def _verdict() -> list[AnyPanel]:
             f"sum({gauge('moe_replay_check_blind', *ROUTER)})",
             "MoeReplayCheckBlind",
         ),
-        _number("Tokens checked per second", _TOKENS, f"max({rate(_TOKENS, *ROUTER, **_CHECKED)})", None),
+        _number("Tokens checked per second", _TOKENS, f"max({rate(_TOKENS, *ROUTER, outcome=_CHECKED)})", None),
         label_table(cause, columns={"cause": "Cause", "offset": "Offset"}),
     ]
 
@@ -60,7 +60,7 @@ def _worst(title: str, metric: str, pick: str, alert: str) -> AnyPanel:
 
 
 def _agreement() -> list[AnyPanel]:
-    counted = over(rate("moe_replay_zero_overlap_tokens_total", *ROUTER), rate(_TOKENS, *ROUTER, **_CHECKED))
+    counted = over(rate("moe_replay_zero_overlap_tokens_total", *ROUTER), rate(_TOKENS, *ROUTER, outcome=_CHECKED))
     return [
         cells("Agreement, layers by time", "moe_replay_agreement_ratio", alert="MoeReplayAgreementLow"),
         by_router("Agreement", "moe_replay_agreement_ratio", pick="min", alert="MoeReplayAgreementLow"),
