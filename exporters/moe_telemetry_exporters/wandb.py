@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +27,14 @@ from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
 from moe_telemetry_exporters.wandb_alerts import AlertLog
 from moe_telemetry_exporters.wandb_rows import STEP_KEY, Rows
+from moe_telemetry_exporters.wandb_start import start_run
 from moe_telemetry_exporters.wandb_summary import WORST, RunSummary
 
 __all__ = ["WandbExporter"]
 
 _MODES = (None, "online", "offline", "shared", "disabled")
 _CONFIG_KEY = "moe_telemetry"
+_RETRY_SECONDS = 60.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,7 +56,7 @@ class WandbExporter:
     dir: str | os.PathLike[str] | None = None
     """Folder for the files of a run that is started here; None leaves it to W&B."""
     init_timeout_seconds: float = 30.0
-    """How long to wait for the W&B server when a run is started here; the next export tries again."""
+    """How long to wait for the W&B server when a run is started here; a minute later it is tried again."""
     heatmap_every: int = 10
     """Exports between two pictures of all experts' load; 0 draws none."""
     alerts: bool = True
@@ -65,6 +68,7 @@ class WandbExporter:
     _summary: RunSummary = field(init=False, default_factory=lambda: RunSummary({}), repr=False)
     _alert_log: AlertLog = field(init=False, default_factory=AlertLog, repr=False)
     _num_exports: int = field(init=False, default=0, repr=False)
+    _retry_at: float = field(init=False, default=float("-inf"), repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -115,17 +119,21 @@ class WandbExporter:
         return self._rows
 
     def _start_run(self, snapshot: Snapshot) -> Any:  # noqa: ANN401  # a wandb.Run
-        # what training prints is not ours to send, and hundreds of last values not ours to print
-        mode: Any = self.mode  # one of those that wandb.init() takes
-        settings = wandb.Settings(console="off", quiet=True, init_timeout=self.init_timeout_seconds)
-        return wandb.init(
-            project=self.project,
-            entity=self.entity,
-            name=self.name or (None if "WANDB_NAME" in os.environ else snapshot.run),
-            mode=mode,
-            dir=self.dir,
-            settings=settings,
-        )
+        if (seconds := self._retry_at - time.monotonic()) > 0:
+            raise ExporterError(f"no W&B run could be started, see the error before; trying again in {seconds:.0f} s")
+        try:
+            return start_run(
+                self.name or (None if "WANDB_NAME" in os.environ else snapshot.run),
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,
+                folder=self.dir,
+                timeout_seconds=self.init_timeout_seconds,
+            )
+        except BaseException:
+            # every attempt takes its time, in which snapshots pile up
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            raise
 
     def _attach(self, run: Any, snapshot: Snapshot) -> None:  # noqa: ANN401  # a wandb.Run
         self._run, self._rows = run, None
