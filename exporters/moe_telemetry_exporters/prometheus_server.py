@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread
 
 from moe_telemetry_exporters.prometheus_connection import Handler
 from moe_telemetry_exporters.prometheus_credentials import Credentials
@@ -52,8 +52,9 @@ class MetricsServer:
         self._tls = tls
         self._lock = Lock()
         # in the order in which they began to wait or to be answered
-        self._waiting: dict[socket.socket, Thread] = {}
-        self._answered: dict[socket.socket, Thread] = {}
+        self._waiting: dict[socket.socket, None] = {}
+        self._answered: dict[socket.socket, None] = {}
+        self._threads: list[Thread] = []
         self._listener = _listen(address, port)
         self.port: int = self._listener.getsockname()[1]
         """The port in use, also where port 0 asked for any."""
@@ -67,8 +68,9 @@ class MetricsServer:
         """Note that a connection is in the middle of a request, or waits for one."""
         leave, join = (self._waiting, self._answered) if now else (self._answered, self._waiting)
         with self._lock:
-            if (thread := leave.pop(connection, None)) is not None:
-                join[connection] = thread
+            if connection in leave:  # it is not where it has been ended meanwhile
+                del leave[connection]
+                join[connection] = None
 
     def close(self) -> None:
         """Free the port, answer the requests under way, and end all connections; promptly, whatever clients do."""
@@ -80,13 +82,12 @@ class MetricsServer:
         self._thread.join()
         deadline = time.monotonic() + _GRACE_SECONDS
         with self._lock:
-            threads = [*self._waiting.values(), *self._answered.values()]
             _end(*self._waiting)
-        for thread in threads:
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             _end(*self._waiting, *self._answered)
-        for thread in threads:
+        for thread in self._threads:
             thread.join(0.1)
 
     def forget(self) -> None:
@@ -115,13 +116,17 @@ class MetricsServer:
 
     def _begin(self, connection: socket.socket, client: str) -> None:
         thread = Thread(target=self._serve, args=(connection, client), name="moe-telemetry-scrape", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()]
         with self._lock:
-            everybody = [*self._waiting, *self._answered]
-            if len(everybody) >= _MAX_CONNECTIONS:
-                _end(everybody[0])
-            self._waiting[connection] = thread
+            if len(self._waiting) + len(self._answered) >= _MAX_CONNECTIONS:
+                crowd = self._waiting or self._answered
+                longest = next(iter(crowd))
+                del crowd[longest]
+                _end(longest)
+            self._waiting[connection] = None
         try:
             thread.start()
+            self._threads.append(thread)
         except RuntimeError:  # the machine has no thread left, or the process ends
             self._forget(connection)
             connection.close()
@@ -140,7 +145,8 @@ class MetricsServer:
 
     def _replaced(self, plain: socket.socket, secured: ssl.SSLSocket) -> ssl.SSLSocket:
         with self._lock:
-            self._waiting[secured] = self._waiting.pop(plain, current_thread())
+            self._waiting.pop(plain, None)
+            self._waiting[secured] = None
         return secured
 
     def _forget(self, connection: socket.socket) -> None:
