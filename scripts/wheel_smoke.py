@@ -7,11 +7,13 @@ from importlib.metadata import distribution, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.request import urlopen
 
 from packaging.requirements import Requirement
 
 import moe_telemetry
 from moe_telemetry import cli
+from moe_telemetry_exporters.prometheus import PrometheusExporter
 
 __all__ = ["main"]
 
@@ -26,6 +28,7 @@ def main() -> None:
     _check_adapters()
     _check_rules()
     _check_dashboards()
+    _check_live_page()
 
 
 def _check_files() -> None:
@@ -74,6 +77,16 @@ def _check_dashboards() -> None:
         written = {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.*") if path.is_file()}
         assert len([name for name in written if name.startswith("dashboards/moe-")]) == 5, written
         assert "provisioning/alerting/moe-telemetry.yaml" in written, written
+
+
+def _check_live_page() -> None:
+    exporter = PrometheusExporter(port=0)
+    exporter.start()
+    try:
+        with urlopen(str(exporter.url).replace("/metrics", "/"), timeout=30) as response:  # noqa: S310  # our own
+            assert b'<canvas id="heatmap"' in response.read(), "no live page in the wheel"
+    finally:
+        exporter.close()
 
 
 def _ours(group: str) -> dict[str, object]:
