@@ -118,7 +118,7 @@ def alerts(document: Document) -> list[Text]:
 def _alert(group: Sequence[Row], now: float) -> Text:
     is_low = group[0]["name"].endswith(("Low", "Collapsed"))
     worst = (min if is_low else max)(group, key=lambda alert: alert["value"] or 0.0)
-    stands = now - min(alert["since"] for alert in group)
+    stands = max(0.0, now - min(alert["since"] for alert in group))
     is_firing = any(alert["state"] == "firing" for alert in group)
     state = f"for {age(stands)}" if is_firing else f"pending, {age(stands)} of {age(worst['hold_seconds'])}"
     line = Text().append(f"{worst['severity']:<10}", style=SEVERITIES.get(worst["severity"], ""))
@@ -234,7 +234,7 @@ def layers(document: Document, width: int, max_rows: int | None) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption=f"{hidden} more layers; a higher terminal or --once shows them" if hidden else None,
+        caption=f"{hidden} more layers; --once shows all" if hidden else None,
         caption_justify="left",
     )
     for title in ("layer", *(column.title for column in columns)):

@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
@@ -23,7 +24,8 @@ Document = Mapping[str, Any]
 LIVE_SCHEMA = 1
 _TIMEOUT_SECONDS = 10
 _MAX_BYTES = 64 * 2**20
-_USER, _PASSWORD = "MOE_TELEMETRY_PROMETHEUS_USERNAME", "MOE_TELEMETRY_PROMETHEUS_PASSWORD"
+_VARIABLES = "MOE_TELEMETRY_PROMETHEUS_"
+"""The endpoint's own settings: in the environment of the job, its user and password are there already."""
 _PATHS = ("/metrics", "/live.json")
 
 
@@ -56,10 +58,8 @@ class Source:
         """The page's address, without user and password."""
         chosen = {name: value for name, value in (("stage", stage), ("layer", layer)) if value is not None}
         self._query = f"?{urlencode(chosen)}" if chosen else ""
-        user, password = parts.username or environ.get(_USER), parts.password or environ.get(_PASSWORD)
-        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        if user is not None:
-            pair = f"{unquote(user)}:{unquote(password or '')}" if parts.username else f"{user}:{password or ''}"
+        self._headers = {"Accept": "application/json"}
+        if pair := _of_address(parts) or _of_environment(environ):
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         handlers: list[Any] = [HTTPSHandler(context=_trusting_all())] if insecure else []
         if _is_this_machine(parts.hostname or ""):
@@ -109,6 +109,17 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
+def _of_address(parts: SplitResult) -> str | None:
+    return None if parts.username is None else f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+
+
+def _of_environment(environ: Mapping[str, str]) -> str | None:
+    user, password = environ.get(f"{_VARIABLES}USERNAME"), environ.get(f"{_VARIABLES}PASSWORD", "")
+    if user is not None and (path := environ.get(f"{_VARIABLES}PASSWORD_FILE")) is not None:
+        password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    return None if user is None else f"{user}:{password}"
+
+
 def _is_this_machine(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -125,7 +136,7 @@ def _trusting_all() -> ssl.SSLContext:
 
 def _advice(status: int) -> str:
     if status in {401, 403}:
-        return f"give user and password as https://USER:PASSWORD@host:port, or in {_USER} and {_PASSWORD}"
+        return f"give user and password in the URL, https://USER:PASSWORD@host, or as {_VARIABLES}USERNAME and PASSWORD"
     if status == 404:
         return "is it the endpoint of moe-telemetry, and of this version?"
     return "see the trainer's log"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -14,7 +15,8 @@ __all__ = ["Frame"]
 
 _STATES = {"live": "green", "late": "yellow", "finished": "dim", "waiting": "dim", "gone": "bold red"}
 _MAX_HEAT_LINES = 16
-_LINES_AROUND_TABLE = 5
+_LINES_AROUND_TABLE = 6
+_CONTROL = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 
 
 class Frame:
@@ -22,7 +24,7 @@ class Frame:
 
     def __init__(self, document: Document, *, gone: str | None = None, is_bounded: bool = False) -> None:
         """`gone` says why the endpoint does not answer any more; the document is then its last one."""
-        self._document = document
+        self._document: Document = _printable(document)
         self._gone = gone
         self._is_bounded = is_bounded
 
@@ -91,4 +93,15 @@ class Frame:
             return
         most = min(_MAX_HEAT_LINES, (height - 25) // 2) if self._is_bounded else _MAX_HEAT_LINES
         if lines := heatmap(self._document, width, most):
-            yield [Text(), *lines]
+            yield [Text(), *(self._fitted(line, width) for line in lines)]
+
+
+def _printable(value: Any) -> Any:  # noqa: ANN401  # whatever JSON has
+    """Return a document in which no text can move the cursor: names are the user's."""
+    if isinstance(value, str):
+        return value.translate(_CONTROL)
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    if isinstance(value, Mapping):
+        return {_printable(name): _printable(each) for name, each in value.items()}
+    return value

@@ -28,7 +28,7 @@ function alertRow(doc, alerts) {
   const since = Math.min(...alerts.map((alert) => alert.since));
   const isFiring = alerts.some((alert) => alert.state === "firing");
   const stands = duration(Math.max(0, doc.now - since));
-  const others = alerts.length > 1 ? `, and ${alerts.length - 1} more` : "";
+  const others = alerts.length > 1 ? `, and ${alerts.length - 1}\u00a0more` : "";
   const row = make("details", { className: "alert", open: openRules.has(worst.name) },
     make("summary", {},
       make("span", { className: `severity ${worst.severity} ${isFiring ? "firing" : "pending"}`, textContent: worst.severity }),

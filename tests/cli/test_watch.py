@@ -1,0 +1,349 @@
+"""`moe-telemetry watch`: a frame, a file, a terminal, JSON, and endpoints that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from fcntl import ioctl
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from rich.console import Console
+
+from moe_telemetry import Snapshot
+from moe_telemetry.cli import main
+from moe_telemetry.cli.watch_source import Source
+from moe_telemetry.cli.watch_view import Frame
+from moe_telemetry.testing import make_snapshot
+from moe_telemetry_exporters.live import LiveView
+from moe_telemetry_exporters.prometheus import PrometheusExporter
+
+ODD = '[red]a"b\x1b[2J{e}</script>,é'
+CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+@pytest.fixture
+def exporter() -> Iterator[PrometheusExporter]:
+    exporter = PrometheusExporter(port=0)
+    exporter.start()
+    yield exporter
+    exporter.close()
+
+
+def _now(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, time=time.time())
+
+
+def _address(exporter: PrometheusExporter) -> str:
+    return str(exporter.url).split("/")[2]
+
+
+def _misaligned(snapshot: Snapshot) -> Snapshot:
+    layers = {}
+    for key, layer in snapshot.layers.items():
+        counts = layer.window["train"]
+        assert counts.replay is not None
+        replay = replace(counts.replay, zero_overlap=counts.replay.checked // (key.layer + 2), shared_experts=0)
+        layers[key] = replace(layer, window={"train": replace(counts, replay=replay)})
+    return replace(snapshot, layers=layers)
+
+
+# one frame
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/", "http://{}/metrics", "http://{}/live.json"])
+def test_any_form_of_the_address_is_understood(
+    exporter: PrometheusExporter, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exporter.export(_now(make_snapshot()))
+    assert main(["watch", form.format(_address(exporter)), "--once"]) == 0
+    assert capsys.readouterr().out.startswith("run-1  live  step 10")
+
+
+def test_a_frame_has_every_layer_with_the_numbers_of_the_snapshot(
+    exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exporter.export(_now(make_snapshot(num_layers=61, replayed=True)))
+    assert main(["watch", _address(exporter), "--once"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(" decoder.")]
+    assert [row[0] for row in rows] == [f"decoder.{layer}" for layer in range(61)]
+    document = Source(_address(exporter)).fetch()
+    assert [row[2].lstrip("!") for row in rows] == [f"{layer['max_violation']:.2f}" for layer in document["layers"]]
+
+
+def test_alerts_come_first_one_line_a_rule_with_the_worst_layer(
+    exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exporter.export(_now(_misaligned(make_snapshot(replayed=True))))
+    main(["watch", _address(exporter), "--once"])
+    lines = capsys.readouterr().out.splitlines()
+    text = " ".join(line.strip() for line in lines[2:6])
+    assert re.search(r"critical  MoeReplayZeroOverlapHigh \(pending, \d+ s of 2 min\)  50\.0% of the", text)
+    assert "replayed tokens of decoder.0 share no expert" in text
+    assert "and 2 more" in text
+    row = next(line for line in lines if line.startswith(" decoder.1"))
+    assert "!0.0%" in row
+
+
+def test_a_layer_and_a_stage_can_be_chosen(exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]) -> None:
+    exporter.export(_now(make_snapshot(stages=("train", "eval"))))
+    main(["watch", _address(exporter), "--json", "--stage", "eval", "--layer", "decoder.2"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["stage"], document["curves"]["layer"]) == ("eval", "decoder.2")
+
+
+def test_before_the_first_snapshot_it_says_so(exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", _address(exporter), "--once"]) == 0
+    assert "the run has exported nothing yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+@pytest.mark.parametrize("experts", [1, 3, 64, 300])
+def test_no_line_of_a_screen_is_wider_than_the_terminal(columns: int, experts: int) -> None:
+    view = LiveView()
+    for step in (10, 20):
+        view.show(_misaligned(make_snapshot(step=step, num_layers=61, num_experts=experts, top_k=1, replayed=True)))
+    console = Console(file=StringIO(), force_terminal=True, width=columns, height=40, record=True)
+    console.print(Frame(view.document(), is_bounded=True))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= 40
+
+
+def test_text_of_the_user_is_neither_markup_nor_a_command_to_the_terminal(
+    exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exporter.export(_now(make_snapshot(run=ODD, stages=("train", ODD))))
+    main(["watch", _address(exporter), "--once"])
+    printed = capsys.readouterr().out
+    assert "[red]a" in printed
+    assert "\x1b" not in printed
+
+
+# endpoints that are not there
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"], ["--json"]])
+def test_an_endpoint_that_is_not_there_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "127.0.0.1:1", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "moe-telemetry: no endpoint at http://127.0.0.1:1/ (Connection refused): "
+        "is the run up, with a Prometheus exporter on that port?\n"
+    )
+
+
+@pytest.mark.parametrize("address", ["ftp://x:1", "http://", "127.0.0.1:99999", "127.0.0.1:port", "https://u:secret@"])
+def test_what_is_no_address_is_refused_without_its_password(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", address]) == 2
+    error = capsys.readouterr().err
+    assert "expected the address of an endpoint, as in 127.0.0.1:9464" in error
+    assert "secret" not in error
+    assert error.count("\n") == 1
+
+
+class _Other(BaseHTTPRequestHandler):
+    """A server that is not ours, or that wants a password."""
+
+    def do_GET(self) -> None:
+        status, body = self.server.answer  # type: ignore[attr-defined]
+        if self.headers.get("Authorization") == "Basic dTpwOndvcmQ=":  # u:p:word
+            status, body = 200, b'{"schema": 1, "state": "waiting", "now": 0, "version": "0"}'
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _other(status: int, body: bytes) -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Other)
+    server.answer = status, body  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (404, b"", "is it the endpoint of moe-telemetry, and of this version?"),
+        (200, b"<html>", "is not what moe-telemetry serves: b'<html>'"),
+        (200, b"[1]", "is not what moe-telemetry serves"),
+        (200, b'{"schema": 7}', "speaks schema 7, this version 1"),
+        (401, b"", "give user and password in the URL, https://USER:PASSWORD@host"),
+    ],
+)
+def test_another_answer_is_explained(
+    status: int, body: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _other(status, body) as address:
+        assert main(["watch", address, "--once"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_user_and_password_come_from_the_address_or_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _other(401, b"") as address:
+        assert main(["watch", f"http://u:p%3Aword@{address}", "--once"]) == 0
+        environ = {"MOE_TELEMETRY_PROMETHEUS_USERNAME": "u", "MOE_TELEMETRY_PROMETHEUS_PASSWORD": "p:word"}
+        assert Source(address, environ=environ).fetch()["state"] == "waiting"
+        (tmp_path / "password").write_text("p:word\n")
+        environ = {
+            "MOE_TELEMETRY_PROMETHEUS_USERNAME": "u",
+            "MOE_TELEMETRY_PROMETHEUS_PASSWORD_FILE": str(tmp_path / "password"),
+        }
+        assert Source(address, environ=environ).fetch()["state"] == "waiting"
+        assert main(["watch", f"http://u:wrong@{address}", "--once"]) == 2
+    assert "wrong" not in capsys.readouterr().err
+
+
+def test_a_certificate_that_is_not_trusted_is_explained_and_can_be_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    both = str(tmp_path / "both.pem")
+    exporter = PrometheusExporter(port=0, certfile=both, keyfile=both)
+    exporter.start()
+    exporter.export(_now(make_snapshot()))
+    try:
+        assert main(["watch", f"https://{_address(exporter)}", "--once"]) == 2
+        assert "--insecure goes on without a check" in capsys.readouterr().err
+        assert main(["watch", f"https://{_address(exporter)}", "--once", "--insecure"]) == 0
+        assert "run-1  live" in capsys.readouterr().out
+    finally:
+        exporter.close()
+
+
+# until Ctrl-C
+
+
+def _watch(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "moe_telemetry.cli", "watch", "--every", "0.1", *arguments]
+    return subprocess.Popen(command, **options)
+
+
+class _Output:
+    """What a program has written so far; `until` waits for a text."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.text = ""
+
+    def until(self, pattern: str) -> str:
+        deadline = time.monotonic() + 60
+        while not re.search(pattern, CODES.sub("", self.text)):
+            assert time.monotonic() < deadline, f"{pattern!r} did not come; there is {self.text[-2000:]!r}"
+            if select.select([self._descriptor], [], [], 0.2)[0]:
+                self.text += os.read(self._descriptor, 65536).decode(errors="replace")
+        seen, self.text = self.text, ""
+        return seen
+
+    def until_end(self) -> str:
+        """Read until the program has closed its side: one that nobody reads from waits for ever."""
+        with suppress(OSError):  # which is how a terminal says so
+            while chunk := os.read(self._descriptor, 65536):
+                self.text += chunk.decode(errors="replace")
+        return self.text
+
+
+def test_a_file_gets_a_frame_for_every_new_snapshot_and_a_pause_of_the_endpoint_is_survived(
+    exporter: PrometheusExporter,
+) -> None:
+    exporter.export(_now(make_snapshot(step=10)))
+    address = _address(exporter)
+    program = _watch(address, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    output = _Output(program.stdout.fileno())
+    try:
+        assert "\x1b" not in output.until("step 10[^Z]*decoder.2.*\n")
+        exporter.export(_now(make_snapshot(step=20)))
+        output.until("step 20[^Z]*decoder.2.*\n")
+        exporter.close()
+        output.until(r"gone  step 20[^Z]*since \d\d:\d\d:\d\d: no endpoint at")
+        again = PrometheusExporter(port=int(address.split(":")[1]))
+        again.start()
+        again.export(_now(make_snapshot(step=30)))
+        output.until("live  step 30[^Z]*decoder.2.*\n")
+        again.close()
+        program.send_signal(signal.SIGINT)
+        assert program.wait(30) == 0
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40)])
+def test_a_terminal_shows_a_screen_that_renews_itself_and_leaves_the_last_frame(
+    exporter: PrometheusExporter, columns: int, lines: int
+) -> None:
+    exporter.export(_now(make_snapshot(step=10, num_layers=12, num_experts=64)))
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    environment.pop("COLUMNS", None)
+    environment.pop("LINES", None)
+    program = _watch(_address(exporter), stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    output = _Output(ours)
+    try:
+        first = output.until("step 10[^Z]*more layers|step 10[^Z]*decoder.11")
+        assert "\x1b[?1049h" in first
+        assert "▀" in first or lines == 24
+        exporter.export(_now(make_snapshot(step=20, num_layers=12, num_experts=64)))
+        screen = output.until("step 20[^Z]*more layers|step 20[^Z]*decoder.11")
+        # where the cursor is sent to the top, a new screen begins
+        screen = CODES.sub("", re.sub(r"\x1b\[[0-9;]*H", "\n", screen))
+        assert max(map(len, screen.splitlines())) <= columns
+        program.send_signal(signal.SIGINT)
+        _, left_screen, last = output.until_end().partition("\x1b[?1049l")
+        assert left_screen
+        assert re.search(r"(?s)step 20.*decoder\.11", CODES.sub("", last))
+        assert program.wait(30) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(ours)
+
+
+def test_watching_needs_no_torch(exporter: PrometheusExporter) -> None:
+    exporter.export(_now(make_snapshot()))
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from moe_telemetry.cli import main\n"
+        f"sys.exit(main(['watch', '{_address(exporter)}', '--once']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "decoder.2" in done.stdout
