@@ -59,7 +59,9 @@ class EventFiles:
 
     def _open(self) -> None:
         self.make_folder()
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.moe{next(_NUMBERS)}"
+        # readers go through files in the order of their names: 9 has to come before 10
+        number = f"{os.getpid()}.moe{next(_NUMBERS):06d}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{number}"
         self._path = os.path.join(self._folder, name)  # noqa: PTH118  # the same
         self._records = RecordWriter(tf.io.gfile.GFile(self._path, "wb"))
 
