@@ -77,17 +77,20 @@ class OtelExporter:
             raise ConfigError(f"cardinality_limit={self.cardinality_limit!r}: expected a whole number, 1 or more")
         target = self._target()
         if self._provider() is None:
-            target.require_package()
+            # now, since a program may end before a later import, which then fails
+            target.load()
 
     def start(self) -> None:
         """Choose where to export: the provider that there is now, or a connection of our own."""
-        if self._sink is not None:
-            return
+        if self._sink is None:
+            self._sink = self._make_sink()
+        self._sink.start()
+
+    def _make_sink(self) -> Push | Publication:
         provider = self._provider()
         if provider is not None:
-            self._sink = Publication(provider, scope=self.scope, cardinality_limit=self.cardinality_limit)
-            return
-        self._sink = Push(
+            return Publication(provider, scope=self.scope, cardinality_limit=self.cardinality_limit)
+        return Push(
             self._target(),
             scope=self.scope,
             service_name=self.service_name,
@@ -101,8 +104,8 @@ class OtelExporter:
         Raises:
             ExporterError: the receiver does not have all of it.
         """
-        self.start()
-        assert self._sink is not None  # noqa: S101
+        if self._sink is None:
+            self._sink = self._make_sink()
         self._sink.export(snapshot)
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ __all__ = ["SCOPE", "Batch", "batches", "otel_unit"]
 SCOPE = "moe_telemetry"
 """Name of the meter, the instrumentation scope of every metric."""
 
+_RESOURCE_BYTES = 4096  # of every request, beside its metrics
+
 
 class Slice(NamedTuple):
     """Points of a stream, from `start` up to `stop`."""
@@ -112,13 +114,15 @@ class Batch:
 def batches(streams: Streams, max_bytes: int, *, is_delta: bool) -> Iterator[Batch]:
     """Yield all points, in batches that encode to less than `max_bytes`; a point is never cut."""
     slices: list[Slice] = []
-    room = max_bytes
+    room = whole = max_bytes - _RESOURCE_BYTES
     for stream in streams.active:
         start = 0
+        room -= stream.head_bytes
         for place, size in enumerate(stream.sizes):
             if size > room and (slices or place > start):
-                yield Batch(streams, [*slices, Slice(stream, start, place)], is_delta=is_delta)
-                slices, room, start = [], max_bytes, place
+                cut = [Slice(stream, start, place)] if place > start else []
+                yield Batch(streams, [*slices, *cut], is_delta=is_delta)
+                slices, room, start = [], whole - stream.head_bytes, place
             room -= size
         slices.append(Slice(stream, start, len(stream.sizes)))
     if slices:

@@ -29,9 +29,8 @@ class Connection:
         self._answers: list[str] = []
         self._was_redirected = False
         self._session = _session(self._note_answer) if target.protocol == HTTP else None
-        module = import_module(f"{PACKAGES[target.protocol]}.metric_exporter")
         options = {} if self._session is None else {"session": self._session}
-        self._exporter = module.OTLPMetricExporter(
+        self._exporter = target.load().OTLPMetricExporter(
             endpoint=target.stated_endpoint,
             headers=dict(target.headers) or None,
             timeout=target.timeout_seconds,

@@ -80,6 +80,9 @@ class Publication:
         self._num_dropped = 0
         self._identity: tuple[str, dict[str, str]] | None = None
 
+    def start(self) -> None:
+        """Do nothing: instruments show nothing before the first snapshot."""
+
     def export(self, snapshot: Snapshot) -> None:
         """Show `snapshot` from now on."""
         identity = (snapshot.run, dict(snapshot.labels))
@@ -108,10 +111,30 @@ class Publication:
             self._streams.restart()
 
     def _show(self, streams: Mapping[str, Stream]) -> None:
-        found = {name: self._within_limit(name, [*_observations(stream)]) for name, stream in streams.items()}
+        whole = {name: [*_observations(stream)] for name, stream in streams.items()}
+        found = {name: observations[: self._room(name)] for name, observations in whole.items()}
+        self._report({name: len(whole[name]) - len(kept) for name, kept in found.items() if kept != whole[name]})
         if self._num_dropped and _DROPPED in found:
             found[_DROPPED] = [Observation(one.value + self._num_dropped, one.attributes) for one in found[_DROPPED]]
         self.observations, self._uncollected = found, set(found)
+
+    def _room(self, name: str) -> int:
+        """Return how many series of a metric the provider takes; it folds what is more into one, without a word."""
+        others = [other for other in self._instruments.publications if other is not self]
+        return max(0, self._limit - sum(len(other.observations.get(name, ())) for other in others))
+
+    def _report(self, dropped: Mapping[str, int]) -> None:
+        if dropped and not self._num_dropped:
+            _logger.warning(
+                "moe_telemetry: %d series of %s are left out: the MeterProvider of this program takes %d an "
+                "instrument. Give it a View with aggregation_cardinality_limit for that instrument and OtelExporter "
+                "the same cardinality_limit, or give OtelExporter an endpoint",
+                sum(dropped.values()),
+                ", ".join(METRICS[name].otel_name for name in dropped),
+                self._limit,
+            )
+        # exported as a counter, so it never falls
+        self._num_dropped = max(self._num_dropped, sum(dropped.values()))
 
     def _record(self, snapshot: Snapshot, streams: Streams) -> None:
         """Record the relative load of every expert in the window."""
@@ -124,26 +147,6 @@ class Publication:
             for count in assignments if total else ():
                 # whole numbers divided once are rounded as the bounds are, so a load on a bound stays on it
                 histogram.record(len(assignments) * count / total, attributes)
-
-    def _within_limit(self, name: str, found: list[Observation]) -> list[Observation]:
-        """Cut what the SDK would fold into one point without a word."""
-        others = [other for other in self._instruments.publications if other is not self]
-        room = max(0, self._limit - sum(len(other.observations.get(name, ())) for other in others))
-        if len(found) > room:
-            self._report(name, len(found) - room)
-        return found[:room]
-
-    def _report(self, name: str, num_dropped: int) -> None:
-        if not self._num_dropped:
-            _logger.warning(
-                "moe_telemetry: %d series of %s are left out: the MeterProvider of this program takes %d an "
-                "instrument. Give it a View with aggregation_cardinality_limit for that instrument and OtelExporter "
-                "the same cardinality_limit, or give OtelExporter an endpoint",
-                num_dropped,
-                METRICS[name].otel_name,
-                self._limit,
-            )
-        self._num_dropped = max(self._num_dropped, num_dropped)
 
 
 def _observations(stream: Stream) -> Iterator[Observation]:

@@ -43,6 +43,11 @@ class Push:
         self._num_failures = 0
         self._rest_until = 0.0
 
+    def start(self) -> None:
+        """Make the connection, which imports what it needs; nothing is sent yet."""
+        if self._connection is None:
+            self._connection = Connection(self._target)
+
     def export(self, snapshot: Snapshot) -> None:
         """Send a snapshot, in as many requests as it needs.
 
@@ -85,8 +90,8 @@ class Push:
             raise ExporterError(f"{told} (of {len(requests)} requests)" if len(requests) > 1 else told)
 
     def _send(self, request: Batch) -> str:
-        if self._connection is None:
-            self._connection = Connection(self._target)
+        self.start()
+        assert self._connection is not None  # noqa: S101
         refused = self._connection.send(request.data(self._resource))
         # also what was refused for good: sending it again would only repeat the refusal
         request.commit()

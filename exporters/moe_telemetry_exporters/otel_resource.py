@@ -30,4 +30,8 @@ def make_resource(run: str, service_name: str | None) -> Resource:
     attributes = {name: value for name, value in own.items() if name not in stated}
     if service_name is not None:
         attributes["service.name"] = service_name
-    return Resource.create(attributes)
+    try:
+        return Resource.create(attributes)
+    except RuntimeError:
+        # it asks detectors in threads, which a program that is ending has no more
+        return Resource(attributes).merge(OTELResourceDetector().detect())

@@ -18,10 +18,11 @@ __all__ = ["Series", "Stream", "Streams"]
 
 Labels = tuple[Mapping[str, str], ...]
 
-# what OTLP adds to the text of an attribute, and a point to its attributes, at most
+# what OTLP adds to the text of an attribute, a point to its attributes, and a metric to its texts, at most
 _ATTRIBUTE_BYTES = 16
 _POINT_BYTES = 48
 _BUCKET_BYTES = 17
+_HEAD_BYTES = 64
 
 
 class Block(NamedTuple):
@@ -80,6 +81,8 @@ class Stream:
         """Of a gauge, the value of each point."""
         self.series: Sequence[Series] = ()
         """Of a counter or histogram, `width` for each point."""
+        self.head_bytes = len(metric.name) + len(metric.help.encode()) + _HEAD_BYTES
+        """Most bytes of the metric in a request, without its points."""
         self._constant = constant
         self._start_ns = start_ns
         self._labels: Labels = ()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
+from types import ModuleType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,6 +30,7 @@ _DEFAULT_ENDPOINTS: Mapping[str, str] = {GRPC: "http://localhost:4317", HTTP: "h
 _GRPC_PORT = 4317
 # short, since what one export does not bring the next one does, and a run's end waits for the last
 _DEFAULT_TIMEOUT_SECONDS = 2.0
+_SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +62,19 @@ class Target:
         timeout = _checked_timeout(timeout_seconds)
         return cls(protocol=protocol, stated_endpoint=stated, headers=lower, timeout_seconds=timeout)
 
-    def require_package(self) -> None:
-        """Raise ExporterError where the package of this protocol is not installed."""
+    def load(self) -> ModuleType:
+        """Import the SDK's exporter of this protocol.
+
+        Raises:
+            ExporterError: its package is not installed.
+        """
         try:
-            found = find_spec(PACKAGES[self.protocol])
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
+            return import_module(f"{PACKAGES[self.protocol]}.metric_exporter")
+        except ModuleNotFoundError as error:
             package = f"opentelemetry-exporter-otlp-proto-{self.protocol.partition('/')[0]}"
             raise ExporterError(
                 f"exporting by {self.protocol} needs the package {package}: pip install 'moe-telemetry[otel]'"
-            )
+            ) from error
 
     @property
     def shown(self) -> str:
@@ -79,12 +84,14 @@ class Target:
 
     @property
     def secrets(self) -> Sequence[str]:
-        """Texts that no message may hold."""
+        """Words that no message may hold: of headers, and of what follows the receiver's name."""
         parts = urlsplit(self._endpoint)
         headers = parse_env_headers(otlp_variable("HEADERS") or "", liberal=True)
         path = parts.path if parts.path not in {"", "/", "/v1/metrics"} else ""
         found = [*self.headers.values(), *headers.values(), parts.netloc.rpartition("@")[0], path, parts.query]
-        return [text for text in found if text]
+        # word by word, since messages quote a text in their own ways
+        words = (word for text in found for word in re.split(r"[^!-~]+", text))
+        return sorted((word for word in words if len(word) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     @property
     def _endpoint(self) -> str:
@@ -97,14 +104,22 @@ def otlp_variable(name: str) -> str | None:
 
 
 def _usual_protocol(endpoint: str | None) -> str:
-    return GRPC if endpoint is not None and urlsplit(endpoint).port == _GRPC_PORT else HTTP
+    return GRPC if endpoint is not None and _port(endpoint) == _GRPC_PORT else HTTP
+
+
+def _port(endpoint: str) -> int | None:
+    """Return the port of a URL; -1 for one that is no number."""
+    try:
+        return urlsplit(endpoint).port
+    except ValueError:
+        return -1
 
 
 def _checked_endpoint(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if "@" in parts.netloc:
         raise ConfigError("endpoint has a user or password in it: give it as a header, which is never shown")
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or _port(endpoint) == -1:
         raise ConfigError(f"endpoint={endpoint!r}: expected a URL such as 'http://localhost:4318'")
     return endpoint
 

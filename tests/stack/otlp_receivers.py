@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import accumulate
 from typing import Any
 
@@ -62,6 +62,10 @@ class Received:
                 for scope in resource.scope_metrics:
                     assert scope.scope.name == "moe_telemetry"
                     yield from scope.metrics
+
+    @property
+    def num_points(self) -> int:
+        return sum(len(_data(message)[0]) for message in self.metrics())
 
     def resources(self) -> list[dict[str, str]]:
         found = [_attributes(part.resource) for request in self.requests for part in request.resource_metrics]
@@ -126,8 +130,7 @@ def _http_receiver(port: int) -> Iterator[tuple[Received, str]]:
     class Handler(_Handler):
         sink = received
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server = _HttpServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
@@ -136,11 +139,38 @@ def _http_receiver(port: int) -> Iterator[tuple[Received, str]]:
         server.shutdown()
         server.server_close()
         thread.join()
+        server.pool.shutdown(cancel_futures=True)
+
+
+class _HttpServer(HTTPServer):
+    """Serves a few connections at a time, by threads that are there before and after."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.pool = _started_pool()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.pool.submit(self._serve, request, client_address)
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        with suppress(OSError):
+            self.finish_request(request, client_address)
+        self.shutdown_request(request)
+
+
+def _started_pool() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(3)
+    all_started = threading.Barrier(4)
+    for _ in range(3):
+        pool.submit(all_started.wait)
+    all_started.wait()
+    return pool
 
 
 class _Handler(BaseHTTPRequestHandler):
     sink: Received
     protocol_version = "HTTP/1.1"
+    timeout = 1.0  # a client closes its idle connections when their objects are collected
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -179,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def _grpc_receiver(port: int) -> Iterator[tuple[Received, str]]:
     received = Received()
-    server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(_started_pool(), options=[("grpc.so_reuseport", 0)])
     add_MetricsServiceServicer_to_server(_Servicer(received), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
