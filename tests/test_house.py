@@ -33,6 +33,7 @@ SOURCES = [
     path
     for folder in ("moe_telemetry", "exporters", "grafana", "tests", "scripts", "examples", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
+    if "node_modules" not in path.parts
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OLDEST, NEWEST = (3, 10), (3, 13)

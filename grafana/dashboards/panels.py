@@ -27,7 +27,7 @@ from grafana_foundation_sdk.models.dashboard import DashboardLinkType
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
-from grafana.dashboards.limits import thresholds
+from grafana.dashboards.limits import soft_range, thresholds
 from grafana.dashboards.queries import Query
 from grafana.dashboards.units import unit_of
 from grafana.dashboards.variables import DATASOURCE
@@ -92,9 +92,11 @@ def lines(panel: Panel) -> AnyPanel:
     style = common.GraphThresholdsStyleMode.DASHED if panel.alert else common.GraphThresholdsStyleMode.OFF
     legend = VizLegendOptions().display_mode(common.LegendDisplayMode.TABLE).placement(common.LegendPlacement.RIGHT)
     tooltip = VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+    built = dressed(timeseries.Panel(), panel)
+    if (least := soft_range(panel.alert)) is not None:
+        built = built.axis_soft_min(least[0]).axis_soft_max(least[1])
     return (
-        dressed(timeseries.Panel(), panel)
-        .line_width(1)
+        built.line_width(1)
         .fill_opacity(0)
         .show_points(common.VisibilityMode.AUTO)
         .thresholds_style(GraphThresholdsStyleConfig().mode(style))

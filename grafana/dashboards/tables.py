@@ -44,7 +44,7 @@ class Column:
 
 def router_table(panel: Panel, columns: tuple[Column, ...]) -> AnyPanel:
     """Return a table of routers, those with the largest first column on top; layers are sorted as numbers."""
-    built = _table(panel).sort_by([TableSortByFieldState().display_name(columns[0].title).desc(True)])
+    built = _table(panel).min_width(90).sort_by([TableSortByFieldState().display_name(columns[0].title).desc(True)])
     for transformation in _joined(columns):
         built = built.with_transformation(transformation)
     link = DashboardLink("This layer").type(DashboardLinkType.LINK).url(_LAYER).target_blank(False)
