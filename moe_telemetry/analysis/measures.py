@@ -25,7 +25,7 @@ __all__ = [
     "total_variation",
 ]
 
-_FIXED_BITS = 40
+_FIXED_ONE = 1 << 40
 
 
 def default_top(num_experts: int) -> int:
@@ -74,12 +74,12 @@ def jensen_shannon(one: Sequence[int], other: Sequence[int]) -> float | None:
 
 def fixed_point(value: float) -> int:
     """Return a whole number whose sums are exact."""
-    return round(value * 2**_FIXED_BITS)
+    return round(value * _FIXED_ONE)
 
 
 def from_fixed_point(total: int, count: int) -> float | None:
     """Return the mean of `count` values whose whole numbers add up to `total`."""
-    return total / (count << _FIXED_BITS) if count else None
+    return total / (count * _FIXED_ONE) if count else None
 
 
 def _dot(one: Vector, other: Vector) -> int:

@@ -29,7 +29,7 @@ class Selection:
             ConfigError: it holds no step.
         """
         if self.start >= self.stop:
-            raise ConfigError(f"steps={self}: expected A:B with A below B; step B itself is left out")
+            raise ConfigError(f"steps={self.steps}: expected a first step below the one that is left out again")
 
     @property
     def start(self) -> int:

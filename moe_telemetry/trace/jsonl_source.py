@@ -64,8 +64,9 @@ class JsonlTrace(Trace):
             TraceError: a line cannot be read.
         """
         schema = schema_for(self.fewest_experts + 1)  # E itself stands for all that is out of range
-        for rows in _in_batches(read_jsonl(self._text(self.names[chunk.part.number]))):
-            yield _as_batch(rows, schema).select(list(columns))
+        with self._text(self.names[chunk.part.number]) as file:
+            for rows in _in_batches(read_jsonl(file)):
+                yield _as_batch(rows, schema).select(list(columns))
 
     @cached_property
     def _place(self) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -15,7 +15,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -175,13 +175,18 @@ class Trace:
                     first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (-(2**63), 2**63 - 1)
                     yield Chunk(part, index, group.num_rows, first, last, _num_ids(group))
 
+    def _source(self, name: str) -> AbstractContextManager[Any]:
+        # a local file is read by Arrow itself, which needs no Python for it
+        if "file" in _protocols(self.filesystem):
+            return nullcontext(self.file(name))
+        file: AbstractContextManager[Any] = self.filesystem.open(self.file(name))
+        return file
+
     @contextmanager
     def _opened(self, part: Part) -> Iterator[pq.ParquetFile]:
         name = part_name(*part)
         try:
-            # a local file is read by Arrow itself, which needs no Python for it
-            source = self.file(name) if "file" in _protocols(self.filesystem) else self.filesystem.open(self.file(name))
-            with pq.ParquetFile(source) as file:
+            with self._source(name) as source, pq.ParquetFile(source) as file:
                 missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
                 if missing:
                     raise TraceError(
