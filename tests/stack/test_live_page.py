@@ -323,6 +323,18 @@ def test_an_endpoint_that_goes_away_is_said_and_one_that_comes_back_is_shown(
     again.close()
 
 
+def test_it_works_behind_a_password_in_the_address(visit: Open) -> None:
+    exporter = PrometheusExporter(port=0, username="u", password="p")
+    exporter.start()
+    try:
+        exporter.export(_now(make_snapshot()))
+        page = visit().page
+        page.goto(str(exporter.url).replace("http://", "http://u:p@").replace("/metrics", "/"))
+        expect(page.locator("#rows tr")).to_have_count(3)
+    finally:
+        exporter.close()
+
+
 def test_a_node_that_does_not_lead_says_so_and_shows_the_job(exporter: PrometheusExporter, visit: Open) -> None:
     exporter.export(_now(make_snapshot(node=1, num_nodes=2)))
     page = visit().open(exporter)

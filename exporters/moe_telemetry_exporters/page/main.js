@@ -2,6 +2,8 @@
 
 const SECONDS = 2;
 const PATIENCE_SECONDS = 8;
+// not a relative address: that of a page opened as https://user:password@host/ has both, and fetch refuses it
+const DATA = `${location.origin}${location.pathname.replace(/[^/]*$/, "")}live.json`;
 let timer = null;
 let goneSince = null;
 let asking = null;
@@ -15,7 +17,7 @@ async function refresh() {
     const chosen = new URLSearchParams();
     if (view.stage) chosen.set("stage", view.stage);
     if (view.layer) chosen.set("layer", view.layer);
-    const response = await fetch(`live.json?${chosen}`, { cache: "no-store", signal: mine.signal });
+    const response = await fetch(`${DATA}?${chosen}`, { cache: "no-store", signal: mine.signal });
     if (!response.ok) throw new Error(`HTTP ${response.status}`);
     const doc = await response.json();
     if (mine !== asking) return;
