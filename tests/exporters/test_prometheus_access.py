@@ -77,9 +77,11 @@ def opened() -> Iterator[Any]:
         yield open_endpoint
 
 
-def _get(exporter: PrometheusExporter, context: ssl.SSLContext | None = None, **headers: str) -> bytes:
+def _get(
+    exporter: PrometheusExporter, context: ssl.SSLContext | None = None, headers: dict[str, str] | None = None
+) -> bytes:
     assert exporter.url is not None
-    request = urllib.request.Request(exporter.url, headers=headers)
+    request = urllib.request.Request(exporter.url, headers=headers or {})
     with urllib.request.urlopen(request, timeout=10, context=context) as response:
         body: bytes = response.read()
     return body
@@ -177,7 +179,7 @@ def test_a_key_of_another_certificate_is_refused(pki: Pki) -> None:
 
 def test_only_the_right_user_with_the_right_password_is_answered(opened: Any) -> None:
     exporter = opened(username="prometheus", password=PASSWORD)
-    assert b"moe_telemetry_step" in _get(exporter, **_basic("prometheus", PASSWORD))
+    assert b"moe_telemetry_step" in _get(exporter, headers=_basic("prometheus", PASSWORD))
     wrong: list[dict[str, str]] = [
         {},
         _basic("prometheus", "wrong"),
@@ -191,7 +193,7 @@ def test_only_the_right_user_with_the_right_password_is_answered(opened: Any) ->
     ]
     for headers in wrong:
         with pytest.raises(urllib.error.HTTPError) as caught:
-            _get(exporter, **headers)
+            _get(exporter, headers=headers)
         with caught.value as error:
             assert (error.code, error.headers["WWW-Authenticate"].split()[0]) == (401, "Basic")
             assert PASSWORD.encode() not in error.read()
@@ -211,15 +213,15 @@ def test_a_password_may_come_from_a_file_that_changes(opened: Any, tmp_path: Pat
     file = tmp_path / "password"
     file.write_text("first\n", encoding="utf-8")
     exporter = opened(username="prometheus", password_file=file)
-    assert _get(exporter, **_basic("prometheus", "first"))
+    assert _get(exporter, headers=_basic("prometheus", "first"))
     file.write_text("second", encoding="utf-8")
-    assert _get(exporter, **_basic("prometheus", "second"))
+    assert _get(exporter, headers=_basic("prometheus", "second"))
     for text in ("first", ""):
         with pytest.raises(urllib.error.HTTPError):
-            _get(exporter, **_basic("prometheus", text))
+            _get(exporter, headers=_basic("prometheus", text))
     file.unlink()  # nobody is answered without a password to compare with
     with pytest.raises(urllib.error.HTTPError):
-        _get(exporter, **_basic("prometheus", "second"))
+        _get(exporter, headers=_basic("prometheus", "second"))
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "cannot be read: No such file"), ("\n", "is empty")])
@@ -282,7 +284,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
 def test_the_password_is_in_no_repr_no_log_and_no_metric(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     exporter = opened(username="prometheus", password=PASSWORD)
-    body = _get(exporter, **_basic("prometheus", PASSWORD))
+    body = _get(exporter, headers=_basic("prometheus", PASSWORD))
     with pytest.raises(urllib.error.HTTPError):
         _get(exporter)
     taken = PrometheusExporter(port=int(exporter.url.split(":")[2].split("/")[0]), username="u", password=PASSWORD)
