@@ -136,7 +136,7 @@ class RouterCapture:
         tensors |= self._extras(rows, valid_T, scores, hidden, num_kept, batch_size)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         if not self.step.budget.take(num_bytes):
-            self.step.calls_behind += 1
+            self._drop()
             return
         try:
             copies, arrival = leave_device(tensors)
@@ -158,6 +158,14 @@ class RouterCapture:
             arrival=arrival,
         )
         self.step.calls.append(call)
+
+    def _drop(self) -> None:
+        self.step.calls_behind += 1
+        if self.step.calls_behind == 1:
+            _logger.warning(
+                "moe_telemetry: the trace drops router calls: the memory that they may wait in is full. Call "
+                "monitor.step() after each batch, set max_tokens_per_step, or trace to a faster disk"
+            )
 
     def _follow_step(self) -> None:
         if self._step_number != self.step.number:

@@ -41,7 +41,7 @@ class LeftOut:
     """What a capture saw and did not write, by the reason."""
 
     calls_behind: int = 0
-    """Router calls dropped whole because the writer was behind (a slow disk)."""
+    """Router calls dropped whole for want of memory: a slow disk, a step of many calls, or no `step()` at all."""
     calls_failed: int = 0
     """Router calls lost to an error of the disk, or of the device when they were copied."""
     tokens_over_limit: int = 0
