@@ -24,7 +24,8 @@ from moe_telemetry.route_capture import RouterCapture, StepCapture, narrow_ids
 from moe_telemetry.stages import StageSlots
 from moe_telemetry.testing.models import TinyMoe
 from moe_telemetry.trace.calls import Budget
-from moe_telemetry.trace.manifest import LeftOut, Manifest
+from moe_telemetry.trace.manifest import LeftOut, Manifest, TracedRouter
+from moe_telemetry.tracing import Trace, TraceOptions
 
 FIRST = mt.RouterKey("decoder", 0)
 
@@ -350,6 +351,7 @@ def test_calls_beyond_the_memory_that_may_wait_are_dropped_and_counted(
     assert _where(tmp_path, "microbatch", "layer") == [(0, 0), (0, 1), (1, 0)]
     assert trace.left_out == LeftOut(calls_behind=7)
     assert "left out: calls behind: 7" in caplog.text
+    assert caplog.text.count("Call monitor.step() after each batch, set max_tokens_per_step, or") == 1
 
 
 @pytest.mark.parametrize("choices", [torch.randint(0, 8, (6, 2)), torch.rand(6, 8) > 0.5], ids=["ids", "map"])
@@ -395,6 +397,21 @@ def test_a_device_that_fails_costs_the_call_and_nothing_else(
         assert trace.left_out == LeftOut(calls_failed=2)
     assert len(_rows(tmp_path)) == 2
     assert caplog.text.count("was not traced: no memory") == 1
+
+
+def test_a_rank_without_routers_ends_when_the_others_do(tmp_path: Path) -> None:
+    key = mt.RouterKey("decoder", 0)
+    manifest = Manifest(
+        run="r", model="m", rank=1, world_size=2, token_group=1, routers=(TracedRouter(key=key, num_experts=8),)
+    )
+    options = TraceOptions(max_steps=2)
+    trace = Trace(tmp_path, options, manifest, {}, stages=StageSlots(), mask=TokenMask(), coming_step=lambda: 1)
+    for step in (1, 2):
+        assert trace.is_running
+        trace.end_step(step)
+    assert not trace.is_running
+    trace.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest-00001.json"]
 
 
 # the model is left as it was
