@@ -71,7 +71,7 @@ def answers(url: str, run: str, seconds: int) -> dict[str, Any]:
 
 def draw(out: Path) -> None:
     """Take a picture of the built page."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(PAGE / "dist"))
+    handler = partial(_Silent, directory=str(PAGE / "dist"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
         Thread(target=server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(BROWSER))
@@ -84,6 +84,11 @@ def draw(out: Path) -> None:
         page.screenshot(path=str(out))
         browser.close()
         server.shutdown()
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Log nothing: requests are no news."""
 
 
 def _ask(url: str, path: str, **parameters: object) -> list[dict[str, Any]]:

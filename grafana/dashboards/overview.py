@@ -32,7 +32,7 @@ _LAYERS = (
         "MoeRouterEntropyCollapsed",
     ),
     Column(
-        "Replay agreement",
+        "Agreement",
         "moe_replay_agreement_ratio",
         of_router("moe_replay_agreement_ratio", pick="min"),
         "MoeReplayAgreementLow",

@@ -66,6 +66,8 @@ class Panel:
     width: int = 12
     height: int = 8
     no_value: str = "no data"
+    worst: str = "max"
+    """`min` where small numbers are bad: the legend then begins with the smallest."""
 
     @property
     def targets(self) -> tuple[Query, ...]:
@@ -100,7 +102,12 @@ def lines(panel: Panel) -> AnyPanel:
         .fill_opacity(0)
         .show_points(common.VisibilityMode.AUTO)
         .thresholds_style(GraphThresholdsStyleConfig().mode(style))
-        .legend(legend.show_legend(True).calcs(["lastNotNull", "max"]).sort_by("Last *").sort_desc(True))
+        .legend(
+            legend.show_legend(True)
+            .calcs(["lastNotNull", panel.worst])
+            .sort_by("Last *")
+            .sort_desc(panel.worst == "max")
+        )
         .tooltip(tooltip)
     )
 

@@ -27,4 +27,5 @@ def compared_runs() -> list[AnyPanel]:
 def _compared(title: str, metric: str, operation: str, alert: str | None) -> AnyPanel:
     series = f"job_run:{metric.removesuffix('_total')}:{operation}"
     query = Query(expr=f'{series}{{job=~"$job"}}', legend="{{run}}")
-    return lines(Panel(title, metric, query, alert=alert, note=_NOTE, width=8))
+    worst = "min" if operation == "min" else "max"
+    return lines(Panel(title, metric, query, alert=alert, note=_NOTE, width=8, worst=worst))

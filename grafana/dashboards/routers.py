@@ -12,7 +12,7 @@ __all__ = ["by_router", "cells", "load_shape", "router_rate", "share_of_assignme
 
 def by_router(title: str, metric: str, *, pick: str = "max", alert: str | None = None, note: str = "") -> AnyPanel:
     """Return a gauge of every router over time."""
-    return lines(Panel(title, metric, of_router(metric, pick=pick), alert=alert, note=note))
+    return lines(Panel(title, metric, of_router(metric, pick=pick), alert=alert, note=note, worst=pick))
 
 
 def cells(title: str, metric: str, *, alert: str) -> AnyPanel:

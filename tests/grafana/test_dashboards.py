@@ -30,6 +30,8 @@ def _id(value: Any) -> str:
     return value if isinstance(value, str) else str(value["title"])
 
 
+BAD_BELOW = {"MoeReplayAgreementLow", "MoeReplayCoverageLow", "MoeRouterEntropyCollapsed"}
+
 every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
 every_panel = pytest.mark.parametrize(("name", "panel"), PANELS, ids=_id)
 every_target = pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -142,9 +144,18 @@ def test_the_colours_of_a_panel_change_at_the_limit_of_its_alert(name: str, pane
 @every_panel
 def test_the_side_of_the_limit_that_is_red_is_the_one_that_fires(name: str, panel: dict[str, Any]) -> None:
     for alert in _alerts_of(panel):
-        is_below = alert in {"MoeReplayAgreementLow", "MoeReplayCoverageLow", "MoeRouterEntropyCollapsed"}
         colours = [step["color"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
-        assert colours == (["red", "green"] if is_below else ["green", "red"])
+        assert colours == (["red", "green"] if alert in BAD_BELOW else ["green", "red"])
+
+
+@every_panel
+def test_a_legend_begins_with_the_worst_and_its_axis_shows_the_limit(name: str, panel: dict[str, Any]) -> None:
+    if panel["type"] != "timeseries":
+        return
+    for alert in set(_alerts_of(panel)) - {"MoeTelemetryStalled"}:
+        assert panel["options"]["legend"]["sortDesc"] is (alert not in BAD_BELOW)
+        axis = panel["fieldConfig"]["defaults"]["custom"]
+        assert axis["axisSoftMin"] < RULES[alert].limit < axis["axisSoftMax"]
 
 
 def test_every_alert_has_a_panel() -> None:
