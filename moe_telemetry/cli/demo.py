@@ -57,9 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not arguments.json:
         print(f"Starting {arguments.ranks} ranks, which takes about 10 seconds. Ctrl-C ends the demo early.")
-        print(
-            f"Metrics will be at http://127.0.0.1:{port}/metrics, a live page at http://127.0.0.1:{port}/", flush=True
-        )
+        print(f"Metrics will be at http://127.0.0.1:{port}/metrics")
+        print(f"A live page will be at http://127.0.0.1:{port}/", flush=True)
     snapshot = launch(options, arguments.ranks)
     print(json.dumps(as_json(snapshot), indent=2) if arguments.json else as_text(snapshot, options))
     return 0

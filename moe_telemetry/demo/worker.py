@@ -77,7 +77,7 @@ def _serve(options: DemoOptions) -> None:
     if dist.get_rank() == 0 and not Path(options.stop_file).exists():
         # stderr: the launcher may have been asked for JSON on stdout
         address = f"http://127.0.0.1:{options.port}"
-        print(f"Trained. {address}/metrics and the page {address}/ stay up until Ctrl-C.", file=sys.stderr, flush=True)
+        print(f"Trained. {address}/ and /metrics stay up until Ctrl-C.", file=sys.stderr, flush=True)
     while not Path(options.stop_file).exists():
         time.sleep(0.2)
 
