@@ -1,6 +1,6 @@
 """TraceRow: one router call as a trace keeps it, shared by the writer, the reader and the JSONL form.
 
-Letters: N rows that were kept of a call's tokens, K experts chosen per token (top-k), B sequences.
+Letters: N rows that were kept of a call's tokens, K experts chosen per token (top-k).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TraceRow:
     is_sorted: bool
     """Whether ids ascend within a row, because they come from a routing map; else the router's own order."""
     expert_ids: NDArray[np.signedinteger]
-    """Signed integers `[N, K]`; -1 for a choice that was not made."""
+    """Signed integers `[N, K]`; -1 for a choice that was not made, or that is no expert."""
     valid: NDArray[np.bool_] | None
     """`[N]`, True for real tokens; None where all are."""
     sequence_starts: NDArray[np.int32]
-    """`[B]`, the rows that begin a sequence, ascending; the first is 0."""
+    """The kept rows that begin a sequence, ascending; the first is 0, and there is none where N is 0."""
