@@ -35,8 +35,10 @@ def default_top(num_experts: int) -> int:
 
 def hottest(load: Vector, top: int) -> frozenset[int]:
     """Return the `top` experts with the largest load, the lower id first among equals; never one without load."""
-    order = np.argsort(-load, kind="stable")[:top]
-    return frozenset(order[load[order] > 0].tolist())
+    loaded = load.nonzero()[0]
+    if len(loaded) > top:
+        loaded = loaded[np.argsort(-load[loaded], kind="stable")[:top]]
+    return frozenset(loaded.tolist())
 
 
 def cosine(one: Vector, other: Vector) -> float | None:

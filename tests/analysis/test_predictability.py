@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import moe_telemetry as mt
 from moe_telemetry import RouterKey, TraceError
 from moe_telemetry.analysis import PairPredictability, predictability
-from moe_telemetry.analysis.predicting import top_k_map
+from moe_telemetry.analysis.predicting import _SCORES, _Gate, top_k_map
 from moe_telemetry.testing import make_trace
 from moe_telemetry.testing.models import TinyMoe
 from moe_telemetry.trace.format import tensor_name
@@ -429,3 +429,19 @@ def test_ties_go_to_the_lower_id() -> None:
     values = np.array([[1.0, 2, 2, 2], [5, 5, 5, 5], [1, 2, 3, 4], [4, 4, 1, 4]])
     assert [np.flatnonzero(row).tolist() for row in top_k_map(values, 2)] == [[1, 2], [0, 1], [2, 3], [0, 1]]
     assert top_k_map(values, 4).all()
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus", "logits"])
+def test_the_choice_is_that_of_float64_where_float32_cannot_tell(function: str) -> None:
+    chance = np.random.default_rng(0)
+    # experts in pairs that differ by less than float32 can tell after 512 products
+    weight_HE = chance.normal(size=(512, 16)).repeat(2, axis=1)
+    weight_HE[:, 1::2] += chance.normal(size=(512, 16)) * 1e-7
+    hidden_TH = chance.normal(size=(400, 512))
+    bias = None if function == "logits" else np.zeros(32)
+    gate = _Gate(weight_HE, bias, _SCORES["softmax" if bias is None else function])
+    chosen, finite = gate.chosen(hidden_TH, 3)
+    exact = gate.values(hidden_TH, np.float64)
+    assert finite.all()
+    assert (chosen == top_k_map(exact, 3)).all()
+    assert (top_k_map(gate.values(hidden_TH, np.float32), 3) != chosen).any(), "float32 alone was right: no test"
