@@ -12,6 +12,7 @@ from moe_telemetry.errors import ConfigError
 
 __all__ = ["fields_from_env", "misspelt_variables", "variables_of"]
 
+_SECRETS = ("HEADERS", "PASSWORD", "TOKEN")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -66,11 +67,16 @@ def _parse(text: str, hint: object, variable: str) -> object:
             return float(text)
         if getattr(hint, "__origin__", None) is not None and str(hint).startswith("collections.abc.Mapping"):
             return dict(_pair(item) for item in text.split(",") if item)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{variable}={text!r}: expected {_form(kinds)}") from error
+    except (KeyError, ValueError):
+        # the cause is not told: it quotes the text, which may be a secret
+        raise ConfigError(f"{variable}={_shown(variable, text)}: expected {_form(kinds)}") from None
     if str not in kinds:
         raise ConfigError(f"{variable}={text!r}: this setting takes an object, so only a program can give it")
     return text
+
+
+def _shown(variable: str, text: str) -> str:
+    return "(not shown)" if variable.endswith(_SECRETS) else repr(text)
 
 
 def _pair(item: str) -> tuple[str, str]:

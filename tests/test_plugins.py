@@ -24,7 +24,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda **_: [entry])
 
 
-@pytest.mark.parametrize("name", ["console", "jsonl", "prometheus", "tensorboard"])
+@pytest.mark.parametrize("name", ["console", "jsonl", "otel", "prometheus", "tensorboard"])
 def test_an_exporter_of_this_package_is_found_by_name(name: str) -> None:
     found, exporter = resolve_exporter(name)
     assert found == name
@@ -51,7 +51,7 @@ def test_a_wrong_setting_in_the_environment_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ExporterError, match="no exporter named 'promtheus'; installed: console, jsonl, prometheus"):
+    with pytest.raises(ExporterError, match="no exporter named 'promtheus'; installed: console, jsonl, otel, prometheus"):
         resolve_exporter("promtheus")
 
 

@@ -143,6 +143,13 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings: dict[str, object],
         OtelExporter(**settings)  # type: ignore[arg-type]
 
 
+def test_headers_of_the_environment_that_cannot_be_read_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOE_TELEMETRY_OTEL_HEADERS", "Bearer hunter2")
+    with pytest.raises(ConfigError, match=r"OTEL_HEADERS=\(not shown\): expected key=value") as error:
+        resolve_exporter("otel")
+    assert error.value.__cause__ is None
+
+
 def test_a_password_in_the_endpoint_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError, match="give it as a header") as error:
         OtelExporter(endpoint="http://me:hunter2@host:4318")
