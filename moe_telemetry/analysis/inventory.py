@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from moe_telemetry.analysis.opening import open_source
 from moe_telemetry.trace.format import part_name, tensors_name
 from moe_telemetry.trace.manifest import LeftOut, TracedRouter
-from moe_telemetry.trace.reader import Chunk, Trace
+from moe_telemetry.trace.reader import Chunk, Trace, open_trace
 
 __all__ = ["Inventory", "take_inventory"]
 
@@ -77,7 +77,7 @@ def take_inventory(url: str) -> Inventory:
     Raises:
         TraceError: it cannot be read, or has no manifests.
     """
-    trace = open_source(url)
+    trace = open_source(open_trace(url))
     found = [_of_chunk(trace, chunk) for chunk in trace.chunks()]
     steps = {step for each in found for step in each.steps}
     first = trace.manifests[0]

@@ -90,8 +90,9 @@ class PairCount:
         if hidden is None:
             return None
         weight = index.find_anywhere(tensor_name("router_weights", step, 0, key), step, part)
-        bias = index.find_anywhere(tensor_name("expert_bias", step, 0, key), step, part)
-        return None if weight is None else _Tensors(hidden, weight, bias)
+        if weight is None:
+            return None
+        return _Tensors(hidden, weight, index.find_beside(tensor_name("expert_bias", step, 0, key), weight))
 
 
 def as_pair(group: Group, folded: Folded, previous: RouterKey, top: int | None) -> PairPredictability:

@@ -29,7 +29,7 @@ class StoredTensor(NamedTuple):
     """Where a tensor lies."""
 
     trace: Trace
-    file: str
+    part: Part
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -45,9 +45,9 @@ class StoredTensor(NamedTuple):
         dtype = np.dtype(_DTYPES[self.dtype])
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
         offset = self.start + first * row_bytes
-        content = self.trace.read(self.file, offset, offset + count * row_bytes)
+        content = self.trace.read(tensors_name(*self.part), offset, offset + count * row_bytes)
         if len(content) != count * row_bytes:
-            raise _damaged(self.trace, self.file, "it ends early")
+            raise _damaged(self.trace, self.part, "it ends early")
         values = np.frombuffer(content, dtype).reshape(count, *self.shape[1:])
         if self.dtype == "BF16":
             # the upper half of a float32
@@ -82,6 +82,10 @@ class TensorIndex:
                 return found
         return None
 
+    def find_beside(self, name: str, found: StoredTensor) -> StoredTensor | None:
+        """Return another tensor of the file that holds `found`; None where it is not there."""
+        return self._header(found.part).get(name)
+
     @cached_property
     def _parts_of(self) -> dict[int, list[Part]]:
         parts: dict[int, list[Part]] = {}
@@ -96,18 +100,18 @@ class TensorIndex:
             return {}  # a part whose calls have no tensors needs no such file
         length = int.from_bytes(self._trace.read(name, 0, 8), "little")
         if length > min(size - 8, _MOST_HEADER_BYTES):
-            raise _damaged(self._trace, name, f"a header of {length} bytes in a file of {size}")
+            raise _damaged(self._trace, part, f"a header of {length} bytes in a file of {size}")
         try:
             header = json.loads(self._trace.read(name, 8, 8 + length))
             return {
-                tensor: self._stored(name, entry, 8 + length, size)
+                tensor: self._stored(part, entry, 8 + length, size)
                 for tensor, entry in header.items()
                 if tensor != "__metadata__"
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(self._trace, name, str(error)) from error
+            raise _damaged(self._trace, part, str(error)) from error
 
-    def _stored(self, file: str, entry: Mapping[str, Any], offset: int, size: int) -> StoredTensor:
+    def _stored(self, part: Part, entry: Mapping[str, Any], offset: int, size: int) -> StoredTensor:
         start, stop = entry["data_offsets"]
         shape = tuple(map(int, entry["shape"]))
         dtype = entry["dtype"]
@@ -115,7 +119,7 @@ class TensorIndex:
             raise ValueError(f"{stop - start} bytes for a tensor of {dtype} {list(shape)}")
         if not 0 <= start <= stop <= size - offset:
             raise ValueError(f"a tensor at bytes {start} to {stop} of {size - offset}")
-        return StoredTensor(self._trace, file, dtype, shape, offset + start)
+        return StoredTensor(self._trace, part, dtype, shape, offset + start)
 
 
 def steps_of_parts(chunks: tuple[Chunk, ...]) -> dict[Part, tuple[int, int]]:
@@ -127,7 +131,7 @@ def steps_of_parts(chunks: tuple[Chunk, ...]) -> dict[Part, tuple[int, int]]:
     return steps
 
 
-def _damaged(trace: Trace, name: str, reason: str) -> TraceError:
+def _damaged(trace: Trace, part: Part, reason: str) -> TraceError:
     return TraceError(
-        f"{trace.file(name)} is no whole safetensors file ({reason}); copy it again, or delete it and its part"
+        f"{trace.file(tensors_name(*part))} is no whole safetensors file ({reason}); copy it again, or delete it and its part"
     )

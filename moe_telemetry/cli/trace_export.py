@@ -29,8 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the lines."""
     from moe_telemetry.analysis.opening import open_source
     from moe_telemetry.trace.jsonl import write_jsonl
+    from moe_telemetry.trace.reader import open_trace
 
-    trace = open_source(arguments.trace)
+    trace = open_source(open_trace(arguments.trace))
     # rank by rank, so that all calls of a step and rank come one after another
     rows = (row for part in trace.counted_parts for chunk in trace.chunks([part]) for row in trace.rows(chunk))
     if arguments.jsonl == "-":

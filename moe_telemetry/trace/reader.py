@@ -235,8 +235,11 @@ def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict
     """
     try:
         entries = filesystem.ls(root, detail=True)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to") from error
+    except (FileNotFoundError, NotADirectoryError):
+        entries = None
+    # a file is listed as itself
+    if entries is None or [entry["name"] for entry in entries] == [root]:
+        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to")
     return {
         entry["name"].rstrip("/").rsplit("/", 1)[-1]: int(entry["size"] or 0)
         for entry in entries

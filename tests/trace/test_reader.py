@@ -124,9 +124,11 @@ def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
         ("{}", r"has no manifest-\*\.json; expected the folder that monitor.trace"),
         ("nosuch://bucket/trace", "nosuch://bucket/trace: Protocol not known: nosuch"),
         ("memory://not/there", "memory://not/there: no such folder"),
+        ("{}/file", "file: no such folder; expected the folder"),
     ],
 )
 def test_what_is_no_trace_is_refused(url: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(TraceError, match=message):
         open_trace(url.format(tmp_path))
 
