@@ -94,7 +94,8 @@ def test_alerts_fire_when_they_should_and_never_otherwise(path: Path) -> None:
         ("moe-load", "for: 15m", "for: 14m"),
         ("moe-telemetry", "> 900", "> 1000"),
         ("moe-recording", "sum by (job, run) (max by", "sum by (job, run) (sum by"),
-        ("moe-replay-seconds", "<= 0.01", "<= -1"),
+        ("moe-replay-seconds", "<= 0.005", "<= -1"),
+        ("moe-replay-seconds", "<= 0.005", "<= 0.02"),
     ],
 )
 def test_promtool_notices_a_number_that_has_moved(tmp_path: Path, file: str, number: str, other: str) -> None:
