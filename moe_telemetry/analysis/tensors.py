@@ -132,6 +132,5 @@ def steps_of_parts(chunks: tuple[Chunk, ...]) -> dict[Part, tuple[int, int]]:
 
 
 def _damaged(trace: Trace, part: Part, reason: str) -> TraceError:
-    return TraceError(
-        f"{trace.file(tensors_name(*part))} is no whole safetensors file ({reason}); copy it again, or delete it and its part"
-    )
+    name = trace.file(tensors_name(*part))
+    return TraceError(f"{name} is no whole safetensors file ({reason}); copy it again, or delete it and its part")

@@ -106,6 +106,10 @@ def make_trace(
     )
     filesystem, root = fsspec.core.url_to_fs(os.fspath(folder))
     filesystem.makedirs(root, exist_ok=True)
+    routers = tuple(
+        TracedRouter(key=key, num_experts=num_experts, top_k=top_k, score_function=score_function, is_biased=is_biased)
+        for key in plan.keys
+    )
     for rank, group in enumerate(token_groups):
         manifest = Manifest(
             run=run,
@@ -113,16 +117,7 @@ def make_trace(
             rank=rank,
             world_size=len(token_groups),
             token_group=group,
-            routers=tuple(
-                TracedRouter(
-                    key=key,
-                    num_experts=num_experts,
-                    top_k=top_k,
-                    score_function=score_function,
-                    is_biased=is_biased,
-                )
-                for key in plan.keys
-            ),
+            routers=routers,
             tensors=("hidden_states", "router_weights") if hidden_size else (),
             is_complete=is_complete,
             left_out=left_out or LeftOut(),

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,9 @@ import pyarrow.parquet as pq
 
 from moe_telemetry.errors import TraceError
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.trace.consistency import check_known_ranks, check_one_job, missing_pieces
 from moe_telemetry.trace.format import part_name, schema_for
-from moe_telemetry.trace.manifest import Manifest, TracedRouter, manifest_name
+from moe_telemetry.trace.manifest import Manifest, TracedRouter
 from moe_telemetry.trace.rows import TraceRow
 
 __all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "files_in", "open_trace"]
@@ -221,10 +221,10 @@ def open_trace(url: str | os.PathLike[str]) -> Trace:
             key=lambda manifest: manifest.rank,
         )
     )
-    _check_one_job(manifests, text)
+    check_one_job(manifests, text)
     found = sorted(Part(int(match[1]), int(match[2])) for name in files if (match := _PART.fullmatch(name)))
-    _check_known_ranks(manifests, found, text)
-    return Trace(text, manifests, tuple(found), tuple(_notes(manifests, found)))
+    check_known_ranks(manifests, found, text)
+    return Trace(text, manifests, tuple(found), tuple(missing_pieces(manifests, found)))
 
 
 def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict[str, int]:
@@ -252,60 +252,6 @@ def _manifest(text: bytes, name: str, url: str) -> Manifest:
         return Manifest.from_json(text)
     except TraceError as error:
         raise TraceError(f"{url}/{name}: {error}") from error
-
-
-_TRAITS: tuple[tuple[str, Callable[[Manifest], object]], ...] = (
-    ("run", lambda manifest: manifest.run),
-    ("model", lambda manifest: manifest.model),
-    ("world size", lambda manifest: manifest.world_size),
-    ("captured tensors", lambda manifest: manifest.tensors),
-    ("routers", lambda manifest: f"{len(manifest.routers)}: {', '.join(map(_shape, manifest.routers[:3]))} ..."),
-)
-
-
-def _check_one_job(manifests: Sequence[Manifest], url: str) -> None:
-    first = manifests[0]
-    for other in manifests[1:]:
-        if other.topology != first.topology:
-            name, trait = next((each for each in _TRAITS if each[1](first) != each[1](other)), _TRAITS[-1])
-            raise TraceError(
-                f"{url} holds traces of two jobs: {manifest_name(first.rank)} has {name} {trait(first)!r}, "
-                f"{manifest_name(other.rank)} has {trait(other)!r}; give each trace a folder of its own"
-            )
-    if not first.routers:
-        raise TraceError(f"{url}/{manifest_name(first.rank)} names no router; expected one or more")
-
-
-def _shape(router: TracedRouter) -> str:
-    return f"{router.key} E={router.num_experts}"
-
-
-def _check_known_ranks(manifests: Sequence[Manifest], parts: Sequence[Part], url: str) -> None:
-    known = {manifest.rank for manifest in manifests}
-    for part in parts:
-        if part.rank not in known:
-            raise TraceError(
-                f"{url} has {part_name(*part)} and no {manifest_name(part.rank)}, which says whose tokens these are; "
-                "copy the manifest, too"
-            )
-
-
-def _notes(manifests: Sequence[Manifest], parts: Sequence[Part]) -> Iterator[str]:
-    world_size = manifests[0].world_size
-    if missing := sorted(set(range(world_size)) - {manifest.rank for manifest in manifests}):
-        yield f"ranks without a manifest, whose tokens are not counted: {_numbers(missing)} of {world_size}"
-    if unended := [manifest.rank for manifest in manifests if not manifest.is_complete]:
-        yield f"ranks whose capture has not ended (killed, or still running): {_numbers(unended)}"
-    numbers = defaultdict(list)
-    for part in parts:
-        numbers[part.rank].append(part.number)
-    if holes := [rank for rank, found in numbers.items() if found != list(range(len(found)))]:
-        yield f"ranks with parts missing between others: {_numbers(holes)}"
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
 def _as_row(values: Mapping[str, Any]) -> TraceRow:
