@@ -119,7 +119,7 @@ def _panels(result: Result) -> Iterator[_Panel]:
             yield from _concentration_panels(stage, [layer for layer in layers if layer.coverage_curve])
         return
     for stage, pairs in groupby(result.pairs, lambda pair: pair.stage):
-        yield from _predictability_panels(stage, list(pairs))
+        yield from _predictability_panels(stage, [pair for pair in pairs if pair.tokens])
 
 
 def _concentration_panels(stage: str, layers: Sequence[LayerConcentration]) -> Iterator[_Panel]:
@@ -141,6 +141,8 @@ def _concentration_panels(stage: str, layers: Sequence[LayerConcentration]) -> I
 
 
 def _predictability_panels(stage: str, pairs: Sequence[PairPredictability]) -> Iterator[_Panel]:
+    if not pairs:
+        return
     name = _file_name(stage)
     yield _Panel(
         f"recall-{name}",

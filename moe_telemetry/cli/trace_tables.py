@@ -20,13 +20,17 @@ _NUM_HOT = 3
 
 
 def concentration_table(result: Concentration) -> RenderableType:
-    """Return a table a stage, with a line a router."""
-    return Group(*(_concentration(stage, list(layers)) for stage, layers in groupby(result.layers, lambda x: x.stage)))
+    """Return a table a stage that has a token, with a line a router."""
+    stages = groupby(result.layers, lambda layer: layer.stage)
+    tables = [(stage, list(layers)) for stage, layers in stages]
+    return Group(*(_concentration(*each) for each in tables if any(layer.tokens for layer in each[1])))
 
 
 def predictability_table(result: Predictability) -> RenderableType:
-    """Return a table a stage, with a line a router that has one before it."""
-    return Group(*(_predictability(stage, list(pairs)) for stage, pairs in groupby(result.pairs, lambda x: x.stage)))
+    """Return a table a stage that has a token, with a line a router that has one before it."""
+    stages = groupby(result.pairs, lambda pair: pair.stage)
+    tables = [(stage, list(pairs)) for stage, pairs in stages]
+    return Group(*(_predictability(*each) for each in tables if any(pair.tokens for pair in each[1])))
 
 
 def drift_table(result: Drift) -> RenderableType:

@@ -100,6 +100,17 @@ def test_predictability_prints_a_line_a_pair(trace: str, capsys: Printed) -> Non
     ]
 
 
+def test_a_stage_without_a_token_that_is_taken_has_no_table(tmp_path: Path, capsys: Printed) -> None:
+    trace = make_trace(tmp_path, num_tokens=4, num_sequences=4, stage="decode", token_groups=(0, 1), num_layers=1)
+    part = tmp_path / "routes-00001-000000.parquet"
+    make_trace(tmp_path / "other", num_tokens=4, num_sequences=1, stage="prompt", token_groups=(0, 1), num_layers=1)
+    part.write_bytes((tmp_path / "other" / part.name).read_bytes())
+    assert main(["trace", "concentration", trace]) == 0
+    assert [line.split()[1] for line in _lines(capsys) if line.startswith("stage")] == ["decode:", "prompt:"]
+    assert main(["trace", "concentration", trace, "--decode"]) == 0
+    assert [line.split()[1] for line in _lines(capsys) if line.startswith("stage")] == ["decode:"]
+
+
 def test_large_models_and_counts_fit_into_80_columns(tmp_path: Path, capsys: Printed) -> None:
     keys = [RouterKey("decoder", 100), RouterKey("language_model.decoder", 101)]
     trace = make_trace(tmp_path, keys=keys, num_experts=512, top_k=22, num_tokens=1200, num_steps=2)
