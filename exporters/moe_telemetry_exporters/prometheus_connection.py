@@ -76,8 +76,6 @@ class Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD over one connection until the client, a limit or the server ends it."""
 
     protocol_version = "HTTP/1.1"
-    server_version = "moe-telemetry"
-    sys_version = ""
     disable_nagle_algorithm = True  # headers and body are two writes, and the second would wait for an answer
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
@@ -138,6 +136,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
             if reply.on_sent is not None:
                 reply.on_sent()
+
+    def version_string(self) -> str:
+        """Return who answers; the version of Python is nobody's business."""
+        return "moe-telemetry"
 
     def log_message(self, *args: object) -> None:
         """Log nothing: scrapes are no news."""

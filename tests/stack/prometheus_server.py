@@ -75,7 +75,12 @@ def program(name: str) -> str:
 def pushgateway_running(folder: Path, options: Sequence[str] = ()) -> Iterator[int]:
     """Run a Pushgateway until the end of the block, and return its port."""
     port = free_port()
-    command = [program("prometheus-pushgateway"), f"--web.listen-address=127.0.0.1:{port}", *options]
+    command = [
+        program("prometheus-pushgateway"),
+        f"--web.listen-address=127.0.0.1:{port}",
+        f"--persistence.file={folder / 'pushgateway.data'}",  # Debian's default is a file that all share
+        *options,
+    ]
     with running(command, folder / "pushgateway.log"):
         wait_until(lambda: accepts_connections(port), "the Pushgateway is ready")
         yield port
