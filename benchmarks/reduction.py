@@ -41,7 +41,7 @@ def measure(_rank: int, rounds: int) -> dict[str, float]:
         for key in monitor.routers:
             monitor.observe(key, ids)
         monitor.snapshot()
-        reducer = monitor._reducer  # noqa: SLF001
+        reducer = monitor._reporting.reducer  # noqa: SLF001
         size = sum(reducer._packing._sizes)  # noqa: SLF001  # type: ignore[union-attr]
         packed, small = torch.zeros(size, dtype=torch.int64), torch.zeros(size // NUM_LAYERS, dtype=torch.int64)
         names = iter(range(10**6))

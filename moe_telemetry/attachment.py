@@ -40,6 +40,7 @@ class Attachment:
         self._models = models
         self._routers = routers
         self._hooked: list[nn.Module] = []
+        self._has_looked_for_silence = False
         sites = find_sites(models, routers)
         self.taps = {
             site.key: Tap(
@@ -96,6 +97,22 @@ class Attachment:
             unhook(tap.site.module)
         tap.follow(site)
         self._hook(tap)
+
+    def report_silent_routers(self) -> None:
+        """Report, when the first step is over, routers whose hook has not fired; later calls do nothing."""
+        if self._has_looked_for_silence:
+            return
+        self._has_looked_for_silence = True
+        hooked = [tap for tap in self.taps.values() if tap.site.module is not None]
+        silent = [tap.site.name for tap in hooked if tap.cells.device.type != "meta" and not tap.cells.any()]
+        if silent:
+            _logger.warning(
+                "moe_telemetry: %d of %d routers were observed in the first step; silent: %s. Call watch() before "
+                "torch.compile, and check that the model's forward calls these modules",
+                len(hooked) - len(silent),
+                len(hooked),
+                ", ".join(silent),
+            )
 
     def detach(self) -> None:
         """Remove every hook and attribute from the models."""

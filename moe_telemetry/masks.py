@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,22 @@ class TokenMask:
     def running_batch_size(self) -> int:
         """B of the forward that runs; 1 where its hook did not run, as in a model that is compiled as a whole."""
         return self.batch_size if self._running else 1
+
+    @contextmanager
+    def state(self, mask: Tensor) -> Iterator[None]:
+        """Count by `mask` within, whatever masks the model's forwards are given.
+
+        Raises:
+            MaskError: the mask is no tensor `[B, S]` or `[T]`.
+        """
+        if not isinstance(mask, Tensor) or mask.ndim not in (1, 2):
+            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise MaskError(f"valid_tokens: mask is {shape}; expected a tensor of shape [B, S] or [T]")
+        before, self.stated = self.stated, mask
+        try:
+            yield
+        finally:
+            self.stated = before
 
     def enter(self, attention_mask: object) -> None:
         """Note the `attention_mask` argument of a forward that starts."""

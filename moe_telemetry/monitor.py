@@ -11,12 +11,11 @@ Everything here runs on the training thread; exporters have threads of their own
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -26,17 +25,15 @@ from moe_telemetry.attachment import Attachment
 from moe_telemetry.cadence import Cadence
 from moe_telemetry.config import TelemetryConfig
 from moe_telemetry.counters import UNCOUNTED_SLOT
-from moe_telemetry.delivery import Delivery
 from moe_telemetry.discovery import Routers, no_router_error
-from moe_telemetry.errors import ConfigError, LifecycleError, MaskError, ReductionError, TelemetryError
-from moe_telemetry.history import History
+from moe_telemetry.errors import ConfigError, LifecycleError, ReductionError, TelemetryError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.naming import unwrap
-from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter, warn_of_misspelt_variables
+from moe_telemetry.plugins import Exporter, resolve_exporter, warn_of_misspelt_variables
 from moe_telemetry.recording import Recording
-from moe_telemetry.records import Health
 from moe_telemetry.reduce import Reducer, introduce
 from moe_telemetry.replay import Routes
+from moe_telemetry.reporting import Reporting
 from moe_telemetry.route_control import RouteControl
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.taps import Tap
@@ -46,7 +43,6 @@ from moe_telemetry.tracing import Trace, TraceOptions, traced_routers
 
 __all__ = ["Monitor", "watch"]
 
-_logger = logging.getLogger("moe_telemetry")
 # one that exports is closed at exit even if nobody holds it; one that does not goes with its model
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 _exporting_monitors: set[Monitor] = set()
@@ -109,22 +105,17 @@ class Monitor:
             seat, layout, self._run = introduce(ranks, config, traced_routers(self._taps), error)
             if not layout.routers:
                 raise no_router_error(models)
-            self._reducer = Reducer(ranks, seat, layout, list(self._taps.values()), config)
+            reducer = Reducer(ranks, seat, layout, list(self._taps.values()), config)
         except TelemetryError:
             attachment.detach()
             raise
         self._seat = seat
         self._token_group = ranks.lowest_of(config.token_replicas)
         self._trace: Trace | None = None
-        self._history = History(layout.routers)
         self._routes = RouteControl(models, self._taps, config)
-        self._delivery = Delivery(
-            [pair for pair in exporters if seat.leads_job or (seat.leads_node and exporter_scope(pair[1]) == "node")]
-        )
+        self._reporting = Reporting(reducer, self._routes, seat, self._run, exporters, config)
         self._cadence = Cadence(config.every_n_steps)
         self._num_snapshots = 0
-        self._has_checked_routers = False
-        self._overhead_seconds = 0.0
         _open_monitors.add(self)
         if exporters:
             _exporting_monitors.add(self)
@@ -136,7 +127,7 @@ class Monitor:
     @property
     def routers(self) -> tuple[RouterKey, ...]:
         """Every router of the job, in the order of the model, whichever rank owns it."""
-        return tuple(self._reducer.layout.routers)
+        return tuple(self._reporting.reducer.layout.routers)
 
     def step(self, step: int | None = None) -> Snapshot | None:
         """Mark the end of an optimizer step; call it on every rank.
@@ -156,39 +147,21 @@ class Monitor:
         self._require_open()
         started = time.perf_counter()
         snapshot = self._advance(step)
-        self._overhead_seconds += time.perf_counter() - started
+        self._reporting.overhead_seconds += time.perf_counter() - started
         return snapshot
 
     def _advance(self, step: int | None) -> Snapshot | None:
         is_due = self._cadence.advance(step)
         if self._trace is not None:
             self._trace.end_step(self._cadence.step)
-        self._check_routers_once()
+        self._attachment.report_silent_routers()
         self._attachment.sampling.is_on = self._cadence.is_due_next
         self._routes.sample_next_step(wanted=self._cadence.is_due_next)
         if not is_due:
             return None
         self._attachment.follow_rebuilt_modules()
-        snapshot = self._try_reduce(self._cadence.meeting)
-        if snapshot is not None:
-            self._delivery.put(snapshot)
+        snapshot = self._reporting.report(self._cadence.meeting, self._cadence.step, self._slots)
         return snapshot if self._seat.leads_node else None
-
-    def _check_routers_once(self) -> None:
-        """Report, after the first step, routers of this rank whose hook has not fired."""
-        if self._has_checked_routers:
-            return
-        self._has_checked_routers = True
-        hooked = [tap for tap in self._taps.values() if tap.site.module is not None]
-        silent = [tap.site.name for tap in hooked if tap.cells.device.type != "meta" and not tap.cells.any()]
-        if silent:
-            _logger.warning(
-                "moe_telemetry: %d of %d routers were observed in the first step; silent: %s. Call watch() before "
-                "torch.compile, and check that the model's forward calls these modules",
-                len(hooked) - len(silent),
-                len(hooked),
-                ", ".join(silent),
-            )
 
     def snapshot(self) -> Snapshot:
         """Add up the counts of all ranks now; a collective call: every rank makes it.
@@ -201,58 +174,14 @@ class Monitor:
         """
         self._require_open()
         self._num_snapshots += 1
-        snapshot = self._reduce(f"snapshot/{self._num_snapshots}")
+        snapshot = self._reporting.reduce(f"snapshot/{self._num_snapshots}", self._cadence.step, self._slots)
         if snapshot is None:
             raise ReductionError("snapshot() needs every rank to call it; the log names the ranks that did not come")
         return snapshot
 
-    def _try_reduce(self, meeting: str) -> Snapshot | None:
-        """Reduce, and keep whatever may fail in it away from training."""
-        try:
-            return self._reduce(meeting)
-        except Exception as error:  # noqa: BLE001  # a lost connection, a device out of memory
-            self._reducer.num_skipped += 1
-            _logger.warning("moe_telemetry: a reduction failed, training goes on: %s: %s", type(error).__name__, error)
-            return None
-
-    def _reduce(self, meeting: str) -> Snapshot | None:
-        reduced = self._reducer.reduce(meeting, self._cadence.step, self._slots)
-        if reduced is None:
-            return None
-        self._history.advance(reduced)
-        if self._seat.leads_job:
-            self._routes.judge(self._history.layers)
-        return self._make_snapshot(finished=False)
-
     @property
     def _slots(self) -> dict[str, int]:
         return {name: slot for slot, name in enumerate(self._attachment.stages.names)}
-
-    def _make_snapshot(self, *, finished: bool) -> Snapshot:
-        layers, finding = self._history.layers, self._routes.finding
-        return Snapshot(
-            run=self._run,
-            step=self._cadence.step,
-            time=time.time(),
-            world_size=self._seat.num_ranks,
-            layers=layers,
-            health=Health(
-                routers_expected=len(layers),
-                routers_observed=sum(bool(layer.total) for layer in layers.values()),
-                run_finished=finished,
-                overhead_seconds=self._overhead_seconds,
-                skipped_reductions=self._reducer.num_skipped,
-                export_errors=self._delivery.errors,
-                misalignment=None if finding is None else finding.cause,
-                misalignment_offset=0 if finding is None else finding.offset,
-            ),
-            labels=self._config.labels,
-            leads=self._seat.leads_job,
-            per_expert=self._config.per_expert,
-            max_series=self._config.max_series,
-            expert_parallel_ranks=self._config.expert_parallel_ranks,
-            expert_placement=self._config.expert_placement,
-        )
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Count forwards inside the context under `stage=name`, whatever `module.training` says.
@@ -371,11 +300,10 @@ class Monitor:
             rank=self._seat.rank,
             world_size=self._seat.num_ranks,
             token_group=self._token_group,
-            routers=self._reducer.layout.traced,
+            routers=self._reporting.reducer.layout.traced,
         )
 
-    @contextmanager
-    def valid_tokens(self, mask: Tensor) -> Iterator[None]:
+    def valid_tokens(self, mask: Tensor) -> AbstractContextManager[None]:
         """State which tokens of the forwards inside are real, in place of the model's `attention_mask`.
 
         Args:
@@ -385,15 +313,7 @@ class Monitor:
             MaskError: the mask has another number of dimensions, or, in the forward, another size.
         """
         self._require_open()
-        if not isinstance(mask, Tensor) or mask.ndim not in (1, 2):
-            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise MaskError(f"valid_tokens: mask is {shape}; expected a tensor of shape [B, S] or [T]")
-        token_mask = self._attachment.mask
-        before, token_mask.stated = token_mask.stated, mask
-        try:
-            yield
-        finally:
-            token_mask.stated = before
+        return self._attachment.mask.state(mask)
 
     def observe(
         self,
@@ -454,9 +374,7 @@ class Monitor:
             self._trace.close()
         self._routes.close()
         self._attachment.detach()
-        self._try_reduce("close")
-        self._delivery.put(self._make_snapshot(finished=True))
-        self._delivery.close(_CLOSE_SECONDS)
+        self._reporting.finish(self._cadence.step, self._slots, _CLOSE_SECONDS)
 
     def __enter__(self) -> Monitor:
         """Return the monitor itself."""
@@ -467,7 +385,7 @@ class Monitor:
     ) -> None:
         """Close the monitor; after an exception, without much waiting for ranks that may know nothing of it."""
         if error is not None:
-            self._reducer.hurry()
+            self._reporting.reducer.hurry()
         self.close()
 
     def _require_open(self) -> None:

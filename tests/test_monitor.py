@@ -429,7 +429,7 @@ def test_a_reduction_that_fails_is_counted_and_the_next_one_works(
     with _watch(model) as monitor:
         model(_hidden())
         with monkeypatch.context() as patch:
-            patch.setattr(monitor._reducer, "reduce", lambda *_args: 1 / 0)
+            patch.setattr(monitor._reporting.reducer, "reduce", lambda *_args: 1 / 0)
             assert monitor.step(1) is None
         model(_hidden())
         snapshot = monitor.step(2)
@@ -497,7 +497,7 @@ def test_two_exporters_of_one_kind_are_counted_apart(model: TinyMoe) -> None:
     monitor = mt.watch(model, Failing(), Working(), routers=model.routers, every_n_steps=1)
     monitor.step(1)
     monitor.close()
-    assert monitor._delivery.errors == {"Failing": 2, "Failing-2": 0}
+    assert monitor._reporting.delivery.errors == {"Failing": 2, "Failing-2": 0}
 
 
 def test_a_monitor_that_exports_and_that_nobody_holds_is_closed_at_exit(model: TinyMoe) -> None:

@@ -20,4 +20,4 @@ def train(rank: int) -> dict[str, int]:
             model(torch.randn(2, TOKENS_A_STEP // 2, 16))
             monitor.step()
         monitor.close()
-        return monitor._delivery.errors
+        return monitor._reporting.delivery.errors
