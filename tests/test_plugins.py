@@ -51,7 +51,9 @@ def test_a_wrong_setting_in_the_environment_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ExporterError, match="no exporter named 'promtheus'; installed: console, jsonl, otel, prometheus"):
+    with pytest.raises(
+        ExporterError, match="no exporter named 'promtheus'; installed: console, jsonl, otel, prometheus"
+    ):
         resolve_exporter("promtheus")
 
 

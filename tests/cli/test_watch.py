@@ -29,8 +29,8 @@ from rich.console import Console
 
 from moe_telemetry import Snapshot
 from moe_telemetry.cli import main
-from moe_telemetry.cli.watch_source import Source
-from moe_telemetry.cli.watch_view import Frame
+from moe_telemetry.cli.watch.source import Source
+from moe_telemetry.cli.watch.view import Frame
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.live import LiveView
 from moe_telemetry_exporters.prometheus import PrometheusExporter

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_telemetry.cli import replay_check
+from moe_telemetry.cli.replay import check as replay_check
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.replay import Routes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from moe_telemetry.cli import trace_concentration, trace_export, trace_info, trace_predictability
+from moe_telemetry.cli.trace import concentration, export, info, predictability
 
 __all__ = ["add_parser"]
 
@@ -17,5 +17,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Example: moe-telemetry trace info runs/trace",
     )
     commands = parser.add_subparsers(title="commands", dest="trace_command", required=True, metavar="COMMAND")
-    for command in (trace_info, trace_export, trace_concentration, trace_predictability):
+    for command in (info, export, concentration, predictability):
         command.add_parser(commands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from moe_telemetry.cli import replay_check
+from moe_telemetry.cli.replay import check
 
 __all__ = ["add_parser"]
 
@@ -17,4 +17,4 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Example: moe-telemetry replay check rollout.safetensors trainer.safetensors",
     )
     commands = parser.add_subparsers(title="commands", dest="replay_command", required=True, metavar="COMMAND")
-    replay_check.add_parser(commands)
+    check.add_parser(commands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from moe_telemetry.cli.trace_options import needs_extra
+from moe_telemetry.cli.trace.options import needs_extra
 
 __all__ = ["add_parser", "run"]
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from moe_telemetry.analysis.inventory import take_inventory
-    from moe_telemetry.cli.trace_tables import inventory_table
+    from moe_telemetry.cli.trace.tables import inventory_table
 
     found = take_inventory(arguments.trace)
     if arguments.json:

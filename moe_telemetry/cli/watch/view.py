@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from moe_telemetry.cli.watch_figures import age, alerts, count, curves, heatmap, layers
-from moe_telemetry.cli.watch_source import Document
+from moe_telemetry.cli.watch.figures import age, alerts, count, curves, heatmap, layers
+from moe_telemetry.cli.watch.source import Document
 
 __all__ = ["Frame"]
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from rich.console import Console
 from rich.live import Live
 
-from moe_telemetry.cli.watch_source import Document, EndpointError, Source
-from moe_telemetry.cli.watch_view import Frame
+from moe_telemetry.cli.watch.source import Document, EndpointError, Source
+from moe_telemetry.cli.watch.view import Frame
 
 __all__ = ["Watch"]
 

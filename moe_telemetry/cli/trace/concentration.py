@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from moe_telemetry.cli.trace_options import add_engine, add_outputs, add_selection, needs_extra, put_out
+from moe_telemetry.cli.trace.options import add_engine, add_outputs, add_selection, needs_extra, put_out
 
 if TYPE_CHECKING:
     from moe_telemetry.analysis import Concentration
@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures, and write what was asked for."""
     from moe_telemetry.analysis import concentration, drift
-    from moe_telemetry.cli.trace_tables import concentration_table, drift_table
+    from moe_telemetry.cli.trace.tables import concentration_table, drift_table
 
     def analyse(trace: str) -> Concentration:
         return concentration(

@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     # rich and the client are loaded by this command alone
     from rich.console import Console
 
-    from moe_telemetry.cli.watch_loop import Watch
-    from moe_telemetry.cli.watch_source import Source
-    from moe_telemetry.cli.watch_view import Frame
+    from moe_telemetry.cli.watch.loop import Watch
+    from moe_telemetry.cli.watch.source import Source
+    from moe_telemetry.cli.watch.view import Frame
 
     source = Source(arguments.url, insecure=arguments.insecure, stage=arguments.stage, layer=arguments.layer)
     first = source.fetch()  # an endpoint that is not there at the start is an error; later it may be away for a while

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from moe_telemetry.cli.trace_options import add_engine, add_outputs, add_selection, needs_extra, put_out
+from moe_telemetry.cli.trace.options import add_engine, add_outputs, add_selection, needs_extra, put_out
 
 __all__ = ["add_parser", "run"]
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures, and write what was asked for."""
     from moe_telemetry.analysis import predictability
-    from moe_telemetry.cli.trace_tables import predictability_table
+    from moe_telemetry.cli.trace.tables import predictability_table
 
     found = predictability(
         arguments.trace,

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from moe_telemetry.cli.trace_options import needs_extra
+from moe_telemetry.cli.trace.options import needs_extra
 
 __all__ = ["add_parser", "run"]
 
