@@ -21,7 +21,7 @@ from moe_telemetry.catalog import METRICS, metric_of
 from moe_telemetry.delivery import Delivery
 from moe_telemetry.plugins import resolve_exporter
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 EXPORTERS = ("prometheus", "tensorboard", "jsonl")
 

@@ -15,8 +15,8 @@ from moe_telemetry.charts import FIRST_LOOK
 from moe_telemetry.cli import main
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.scalars import scalars
-from moe_telemetry_exporters.wandb_rows import STEP_KEY
-from moe_telemetry_exporters.wandb_summary import RunSummary
+from moe_telemetry_exporters.wandb.rows import STEP_KEY
+from moe_telemetry_exporters.wandb.summary import RunSummary
 
 # wandb-workspaces itself, when it is imported
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")

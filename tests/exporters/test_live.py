@@ -14,8 +14,9 @@ import pytest
 from moe_telemetry import Counts, Health, LayerSnapshot, RouterKey, Snapshot
 from moe_telemetry.load import LoadStats
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.live import MAX_STAGES, LiveView
-from moe_telemetry_exporters.live_curves import MAX_POINTS, MEASURES
+from moe_telemetry_exporters.live import LiveView
+from moe_telemetry_exporters.live.curves import MAX_POINTS, MEASURES
+from moe_telemetry_exporters.live.view import MAX_STAGES
 
 ODD = 'a"b\\c\nd{e}=100%s</script><script>alert(1)</script>,é漢🙂'
 START = 1_700_000_000.0

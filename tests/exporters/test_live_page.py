@@ -74,7 +74,7 @@ def test_the_metrics_are_where_they_were(exporter: PrometheusExporter) -> None:
     exporter.export(make_snapshot())
     assert "moe_router_tokens_total" in _get(exporter, "/metrics")[1]
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        _get(exporter, "/page/main.js")
+        _get(exporter, "/assets/main.js")
 
 
 def test_an_exporter_that_joins_a_registry_keeps_nothing_for_a_page() -> None:
@@ -88,9 +88,9 @@ def test_an_exporter_that_joins_a_registry_keeps_nothing_for_a_page() -> None:
 def test_the_page_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from moe_telemetry_exporters import live, live_page\n"
+        "from moe_telemetry_exporters.live import LiveView, page\n"
         "from moe_telemetry.testing import make_snapshot\n"
-        "view = live.LiveView(); view.show(make_snapshot()); print(view.document()['step'])"
+        "view = LiveView(); view.show(make_snapshot()); print(view.document()['step'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("10\n", "")

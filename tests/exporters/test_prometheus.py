@@ -24,7 +24,7 @@ from moe_telemetry import ConfigError, ExporterError, Snapshot
 from moe_telemetry.catalog import METRICS, metric_of
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_text import TextRenderer, label_text, number_text
+from moe_telemetry_exporters.prometheus.text import TextRenderer, label_text, number_text
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 ODD = 'a"b\\c\nd{e}=100%s,é漢🙂'

@@ -23,7 +23,7 @@ from moe_telemetry import ConfigError, ExporterError
 from moe_telemetry.delivery import Delivery
 from moe_telemetry.environment import fields_from_env
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters import prometheus_server
+from moe_telemetry_exporters.endpoint import server as endpoint_server
 from moe_telemetry_exporters.prometheus import PrometheusExporter
 
 PASSWORD = "correct horse:battery étoile"
@@ -302,7 +302,7 @@ def test_the_password_is_in_no_repr_no_log_and_no_metric(opened: Any, caplog: py
 def test_clients_that_never_finish_their_handshake_make_nobody_wait(
     opened: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus_server, "_HANDSHAKE_SECONDS", 1e6)
+    monkeypatch.setattr(endpoint_server, "_HANDSHAKE_SECONDS", 1e6)
     certfile, keyfile = pki.issue("server")
     exporter = opened(certfile=certfile, keyfile=keyfile)
     port = int(exporter.url.split(":")[2].split("/")[0])
@@ -321,7 +321,7 @@ def test_clients_that_never_finish_their_handshake_make_nobody_wait(
 
 
 def test_a_handshake_that_takes_too_long_is_ended(opened: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_server, "_HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(endpoint_server, "_HANDSHAKE_SECONDS", 0.1)
     certfile, keyfile = pki.issue("server")
     exporter = opened(certfile=certfile, keyfile=keyfile)
     with socket.create_connection(("127.0.0.1", int(exporter.url.split(":")[2].split("/")[0])), timeout=30) as client:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_pushgateway import PushgatewayExporter
-from moe_telemetry_exporters.prometheus_textfile import PrometheusTextfileExporter
+from moe_telemetry_exporters.prometheus.pushgateway import PushgatewayExporter
+from moe_telemetry_exporters.prometheus.textfile import PrometheusTextfileExporter
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "prometheus.md").read_text(encoding="utf-8")
 EXPORTERS: tuple[Any, ...] = (PrometheusExporter, PrometheusTextfileExporter, PushgatewayExporter)

@@ -15,9 +15,9 @@ from dataclasses import replace
 import pytest
 
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters import prometheus_connection
+from moe_telemetry_exporters.endpoint import connection
+from moe_telemetry_exporters.endpoint.server import MetricsServer, Reply, Request
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_server import MetricsServer, Reply, Request
 from tests.exporters.prometheus_endpoint import (
     FILES,
     SMALL,
@@ -165,13 +165,13 @@ def test_a_body_that_nobody_reads_is_not_taken_for_a_request(exporter: Prometheu
 def test_a_request_that_is_too_slow_or_too_long_is_ended(
     exporter: PrometheusExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus_connection, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "_REQUEST_SECONDS", 0.3)
     with connect(exporter) as client, suppress(ConnectionError):
         for letter in b"GET /metrics HTTP/1.1":
             time.sleep(0.05)
             client.sendall(bytes([letter]))
         assert client.recv(1) == b""
-    monkeypatch.setattr(prometheus_connection, "_REQUEST_SECONDS", 1e6)
+    monkeypatch.setattr(connection, "_REQUEST_SECONDS", 1e6)
     with connect(exporter) as client, suppress(ConnectionError):
         client.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"X: " + b"y" * 60_000 + b"\r\n") * 3)
         assert client.recv(1) == b""
@@ -180,14 +180,14 @@ def test_a_request_that_is_too_slow_or_too_long_is_ended(
 def test_a_connection_without_a_next_request_is_ended(
     exporter: PrometheusExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus_connection, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_IDLE_SECONDS", 0.1)
     with connect(exporter) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert b"".join(iter(lambda: client.recv(65536), b"")).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_does_not_read_is_given_up(exporter: PrometheusExporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_connection, "_REPLY_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_REPLY_SECONDS", 0.1)
     exporter.export(make_snapshot(num_layers=61, num_experts=256, per_expert=True))
     with connect(exporter) as client:
         for _ in range(10):

@@ -18,10 +18,10 @@ import pytest
 from moe_telemetry import ExporterError
 from moe_telemetry.delivery import Delivery
 from moe_telemetry.testing import RecordingExporter, make_snapshot
-from moe_telemetry_exporters import prometheus_server
+from moe_telemetry_exporters.endpoint import server as endpoint_server
+from moe_telemetry_exporters.endpoint.server import MetricsServer, Reply, Request
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_server import MetricsServer, Reply, Request
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 from tests.exporters.prometheus_endpoint import (
     FILES,
     LARGE,
@@ -133,7 +133,7 @@ def test_a_request_under_way_is_answered_when_the_endpoint_closes() -> None:
 
 
 def test_close_does_not_wait_for_a_route_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_server, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(endpoint_server, "_GRACE_SECONDS", 0.1)
     begun, go_on = threading.Event(), threading.Event()
 
     def route(_: Request) -> Reply:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_telemetry_exporters import prometheus_linger
-from moe_telemetry_exporters.prometheus import PrometheusExporter
+from moe_telemetry_exporters.prometheus import PrometheusExporter, linger
 from tests.exporters.prometheus_endpoint import (
     SMALL,
     finished,
@@ -86,7 +85,7 @@ def test_an_endpoint_lingers_no_longer_than_asked() -> None:
 
 
 def test_everybody_who_scrapes_is_waited_for() -> None:
-    audience = prometheus_linger.Audience()
+    audience = linger.Audience()
     audience.scraped("10.0.0.1", finished=False)
     audience.scraped("10.0.0.2", finished=False)
     audience.scraped("10.0.0.1", finished=True)

@@ -18,8 +18,8 @@ from moe_telemetry import ConfigError, ExporterError, Snapshot
 from moe_telemetry.delivery import Delivery
 from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
 from moe_telemetry.testing import ExporterContract, make_snapshot
-from moe_telemetry_exporters.prometheus_pushgateway import PushgatewayExporter
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.pushgateway import PushgatewayExporter
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 PASSWORD = "push secret"
 

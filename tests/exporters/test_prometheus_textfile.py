@@ -14,8 +14,8 @@ import pytest
 from moe_telemetry import ConfigError, ExporterError
 from moe_telemetry.plugins import Exporter, exporter_scope, resolve_exporter
 from moe_telemetry.testing import ExporterContract, make_snapshot
-from moe_telemetry_exporters.prometheus_text import TextRenderer
-from moe_telemetry_exporters.prometheus_textfile import PrometheusTextfileExporter
+from moe_telemetry_exporters.prometheus.text import TextRenderer
+from moe_telemetry_exporters.prometheus.textfile import PrometheusTextfileExporter
 
 
 class TestTextfile(ExporterContract):

@@ -8,7 +8,7 @@ import pytest
 
 from moe_telemetry import Snapshot
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.wandb_alerts import AlertLog, Notice
+from moe_telemetry_exporters.wandb.alerts import AlertLog, Notice
 from tests.exporters.snapshots import misaligned
 
 ZERO_OVERLAP = "MoeReplayZeroOverlapHigh"

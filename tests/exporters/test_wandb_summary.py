@@ -6,7 +6,7 @@ import pytest
 
 from moe_telemetry.summary import JobSummary
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.wandb_summary import WORST, RunSummary
+from moe_telemetry_exporters.wandb.summary import WORST, RunSummary
 from tests.exporters.snapshots import misaligned
 
 

@@ -22,8 +22,8 @@ from torch.multiprocessing import start_processes
 import moe_telemetry as mt
 from moe_telemetry.testing import TinyMoe
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_pushgateway import PushgatewayExporter
-from moe_telemetry_exporters.prometheus_textfile import PrometheusTextfileExporter
+from moe_telemetry_exporters.prometheus.pushgateway import PushgatewayExporter
+from moe_telemetry_exporters.prometheus.textfile import PrometheusTextfileExporter
 
 NUM_RANKS = 4
 STEPS = 5

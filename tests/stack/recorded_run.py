@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moe_telemetry import Snapshot
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 INTERVAL_SECONDS = 15
 NUM_SCRAPES = 120

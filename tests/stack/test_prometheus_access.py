@@ -12,9 +12,9 @@ import pytest
 import trustme
 
 from moe_telemetry.testing import make_snapshot
+from moe_telemetry_exporters.endpoint.server import MetricsServer, Reply, Request
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-from moe_telemetry_exporters.prometheus_server import MetricsServer, Reply, Request
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 from tests.stack.processes import wait_until
 from tests.stack.prometheus_server import Prometheus, prometheus_running, scraping
 

@@ -12,7 +12,7 @@ import trustme
 
 from moe_telemetry import ExporterError
 from moe_telemetry.testing import make_snapshot
-from moe_telemetry_exporters.prometheus_pushgateway import PushgatewayExporter
+from moe_telemetry_exporters.prometheus.pushgateway import PushgatewayExporter
 from tests.stack.prometheus_server import Prometheus, prometheus_running, pushgateway_running, scraping
 
 pytestmark = pytest.mark.stack

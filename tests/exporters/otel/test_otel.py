@@ -18,8 +18,8 @@ from moe_telemetry.catalog import METRICS
 from moe_telemetry.plugins import Exporter
 from moe_telemetry.testing import ExporterContract, make_snapshot
 from moe_telemetry_exporters.otel import OtelExporter
-from moe_telemetry_exporters.otel_batches import batches, otel_unit
-from moe_telemetry_exporters.otel_streams import Series, Streams
+from moe_telemetry_exporters.otel.batches import batches, otel_unit
+from moe_telemetry_exporters.otel.streams import Series, Streams
 from tests.exporters.otel.snapshots import TOKENS, expected_series, full_snapshot, with_tokens
 from tests.stack.otlp_receivers import Received, receiver
 

@@ -23,8 +23,8 @@ from opentelemetry.sdk.metrics.view import View
 
 from moe_telemetry.plugins import Exporter
 from moe_telemetry.testing import ExporterContract, make_snapshot
-from moe_telemetry_exporters import otel
 from moe_telemetry_exporters.otel import OtelExporter
+from moe_telemetry_exporters.otel import exporter as otel_exporter
 from tests.exporters.otel.snapshots import TOKENS, expected_series, full_snapshot, with_tokens
 from tests.stack.otlp_receivers import Key, Received, receiver
 
@@ -103,7 +103,7 @@ def test_the_global_provider_of_the_program_is_used() -> None:
 
 
 def test_an_endpoint_goes_before_the_global_provider(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel, "get_meter_provider", lambda: program.provider)
+    monkeypatch.setattr(otel_exporter, "get_meter_provider", lambda: program.provider)
     with receiver("http/protobuf") as (received, url):
         exporter = OtelExporter(endpoint=url)
         exporter.export(make_snapshot())

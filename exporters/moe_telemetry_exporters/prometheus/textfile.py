@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 __all__ = ["PrometheusTextfileExporter"]
 

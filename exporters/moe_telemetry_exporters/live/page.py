@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from importlib.resources import files
 
+from moe_telemetry_exporters.endpoint.http import Reply, Request, Route
 from moe_telemetry_exporters.live import LiveView
-from moe_telemetry_exporters.prometheus_http import Reply, Request, Route
 
 __all__ = ["live_routes"]
 
@@ -27,8 +27,8 @@ def live_routes(view: LiveView) -> Mapping[str, Route]:
 
 @lru_cache(maxsize=1)
 def _document() -> tuple[bytes, str]:
-    """Return the page, put together of the files in `page/`, and the policy by which it runs its own script only."""
-    folder = files("moe_telemetry_exporters") / "page"
+    """Return the page, put together of the files in `assets/`, and the policy by which it runs its own script only."""
+    folder = files("moe_telemetry_exporters.live") / "assets"
     style = (folder / _STYLE).read_text(encoding="utf-8")
     script = "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     html = (folder / "index.html").read_text(encoding="utf-8")

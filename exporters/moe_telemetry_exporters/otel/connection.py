@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 from moe_telemetry.errors import ExporterError
-from moe_telemetry_exporters.otel_target import GRPC, HTTP, PACKAGES, Target
+from moe_telemetry_exporters.otel.target import GRPC, HTTP, PACKAGES, Target
 
 __all__ = ["Connection"]
 

@@ -6,7 +6,7 @@ import threading
 import time
 from threading import Condition, Event, Thread
 
-from moe_telemetry_exporters.prometheus_server import MetricsServer
+from moe_telemetry_exporters.endpoint.server import MetricsServer
 
 __all__ = ["Audience", "end_lingering", "linger"]
 

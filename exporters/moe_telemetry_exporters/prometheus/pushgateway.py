@@ -22,8 +22,8 @@ from urllib.parse import quote, urlsplit
 
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
-from moe_telemetry_exporters.prometheus_credentials import Credentials
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.endpoint.credentials import Credentials
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 __all__ = ["PushgatewayExporter"]
 

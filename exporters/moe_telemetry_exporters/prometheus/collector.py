@@ -10,7 +10,7 @@ from prometheus_client.core import Metric as Family
 
 from moe_telemetry.catalog import METRICS, Metric, metric_of
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.prometheus_text import TextRenderer
+from moe_telemetry_exporters.prometheus.text import TextRenderer
 
 __all__ = ["SnapshotCollector"]
 

@@ -10,11 +10,11 @@ from opentelemetry.sdk.resources import Resource
 
 from moe_telemetry.errors import ExporterError
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.otel_batches import Batch, batches
-from moe_telemetry_exporters.otel_connection import Connection
-from moe_telemetry_exporters.otel_resource import make_resource
-from moe_telemetry_exporters.otel_streams import Streams
-from moe_telemetry_exporters.otel_target import Target
+from moe_telemetry_exporters.otel.batches import Batch, batches
+from moe_telemetry_exporters.otel.connection import Connection
+from moe_telemetry_exporters.otel.resource import make_resource
+from moe_telemetry_exporters.otel.streams import Streams
+from moe_telemetry_exporters.otel.target import Target
 
 __all__ = ["Push"]
 

@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any
 
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.live_alerts import AlertLog, Standing
-from moe_telemetry_exporters.live_curves import Curves, Point, point_of
-from moe_telemetry_exporters.live_document import Scene, document_of, waiting_document
+from moe_telemetry_exporters.live.alerts import AlertLog, Standing
+from moe_telemetry_exporters.live.curves import Curves, Point, point_of
+from moe_telemetry_exporters.live.document import Scene, document_of, waiting_document
 
 __all__ = ["MAX_STAGES", "LiveView"]
 

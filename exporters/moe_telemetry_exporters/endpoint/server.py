@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock, Thread
 
-from moe_telemetry_exporters.prometheus_connection import Handler
-from moe_telemetry_exporters.prometheus_credentials import Credentials
-from moe_telemetry_exporters.prometheus_http import Reply, Request, Route, Routes
-from moe_telemetry_exporters.prometheus_tls import Tls
+from moe_telemetry_exporters.endpoint.connection import Handler
+from moe_telemetry_exporters.endpoint.credentials import Credentials
+from moe_telemetry_exporters.endpoint.http import Reply, Request, Route, Routes
+from moe_telemetry_exporters.endpoint.tls import Tls
 
 __all__ = ["MetricsServer", "Reply", "Request", "Route"]
 

@@ -15,8 +15,8 @@ from moe_telemetry.identity import RouterKey
 from moe_telemetry.load import LoadStats, hottest_experts
 from moe_telemetry.records import Counts, LayerSnapshot
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.live_alerts import Standing
-from moe_telemetry_exporters.live_curves import MEASURES, Point
+from moe_telemetry_exporters.live.alerts import Standing
+from moe_telemetry_exporters.live.curves import MEASURES, Point
 
 __all__ = ["LIVE_SCHEMA", "Scene", "document_of", "waiting_document"]
 

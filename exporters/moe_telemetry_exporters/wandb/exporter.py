@@ -25,10 +25,10 @@ from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
-from moe_telemetry_exporters.wandb_alerts import AlertLog
-from moe_telemetry_exporters.wandb_rows import STEP_KEY, Rows
-from moe_telemetry_exporters.wandb_start import start_run
-from moe_telemetry_exporters.wandb_summary import WORST, RunSummary
+from moe_telemetry_exporters.wandb.alerts import AlertLog
+from moe_telemetry_exporters.wandb.rows import STEP_KEY, Rows
+from moe_telemetry_exporters.wandb.start import start_run
+from moe_telemetry_exporters.wandb.summary import WORST, RunSummary
 
 __all__ = ["WandbExporter"]
 

@@ -18,8 +18,8 @@ from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
-from moe_telemetry_exporters.tensorboard_events import EventFiles
-from moe_telemetry_exporters.tensorboard_layout import layout_summary
+from moe_telemetry_exporters.tensorboard.events import EventFiles
+from moe_telemetry_exporters.tensorboard.layout import layout_summary
 
 __all__ = ["TensorBoardExporter"]
 

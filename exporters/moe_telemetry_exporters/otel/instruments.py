@@ -14,8 +14,8 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Obs
 from moe_telemetry._version import __version__
 from moe_telemetry.catalog import METRICS
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.otel_batches import SCOPE, otel_unit
-from moe_telemetry_exporters.otel_streams import Stream, Streams
+from moe_telemetry_exporters.otel.batches import SCOPE, otel_unit
+from moe_telemetry_exporters.otel.streams import Stream, Streams
 
 __all__ = ["Instruments", "Publication"]
 

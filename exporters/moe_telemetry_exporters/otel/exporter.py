@@ -18,9 +18,9 @@ from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
 
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
-from moe_telemetry_exporters.otel_instruments import Publication
-from moe_telemetry_exporters.otel_push import Push
-from moe_telemetry_exporters.otel_target import Target, otlp_variable
+from moe_telemetry_exporters.otel.instruments import Publication
+from moe_telemetry_exporters.otel.push import Push
+from moe_telemetry_exporters.otel.target import Target, otlp_variable
 
 __all__ = ["OtelExporter"]
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from moe_telemetry._version import __version__
 from moe_telemetry.catalog import Metric as TableRow
-from moe_telemetry_exporters.otel_streams import Series, Stream, Streams
+from moe_telemetry_exporters.otel.streams import Series, Stream, Streams
 
 __all__ = ["SCOPE", "Batch", "batches", "otel_unit"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
-from moe_telemetry_exporters.prometheus_credentials import Credentials
+from moe_telemetry_exporters.endpoint.credentials import Credentials
 
 __all__ = ["Reply", "Request", "Route", "Routes", "plain_reply"]
 
