@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_telemetry_exporters.prometheus.accept import accepts_gzip, prefers_openmetrics
+from moe_telemetry_exporters.endpoint.accept import accepts_gzip, prefers_openmetrics
 
 PROMETHEUS_2_42 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Protocol
 
+from moe_telemetry_exporters.endpoint.accept import accepts_gzip
 from moe_telemetry_exporters.endpoint.http import Reply, Routes, plain_reply
-from moe_telemetry_exporters.prometheus.accept import accepts_gzip
 
 __all__ = ["Handler", "Host"]
 

@@ -21,12 +21,12 @@ from prometheus_client.registry import CollectorRegistry
 
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
+from moe_telemetry_exporters.endpoint.accept import prefers_openmetrics
 from moe_telemetry_exporters.endpoint.credentials import Credentials
 from moe_telemetry_exporters.endpoint.server import MetricsServer, Reply, Request, Route
 from moe_telemetry_exporters.endpoint.tls import Certificates, Tls
 from moe_telemetry_exporters.live import LiveView
 from moe_telemetry_exporters.live.page import live_routes
-from moe_telemetry_exporters.prometheus.accept import prefers_openmetrics
 from moe_telemetry_exporters.prometheus.collector import SnapshotCollector
 from moe_telemetry_exporters.prometheus.linger import Audience, end_lingering, linger
 
