@@ -109,7 +109,7 @@ class TelemetryConfig:
             ExpertPlacement.of_slots(self.expert_placement, self.expert_parallel_ranks)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> TelemetryConfig:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> TelemetryConfig:
         """Return the settings that `MOE_TELEMETRY_*` variables make, defaults elsewhere."""
         return cls(**fields_from_env(cls, "MOE_TELEMETRY_", environ))
 
@@ -125,11 +125,12 @@ class TelemetryConfig:
         return replace(self, **overrides)
 
 
-def run_id_of_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
+def run_id_of_launcher(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the id under which W&B, torchrun or Slurm knows this run, if one of them started it."""
+    variables = os.environ if environ is None else environ
     for variable in _RUN_VARIABLES:
         # torchrun without a rendezvous id writes the word "none"
-        if (value := environ.get(variable)) and value != "none":
+        if (value := variables.get(variable)) and value != "none":
             return value
     return None
 

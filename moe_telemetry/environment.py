@@ -16,7 +16,7 @@ _SECRETS = ("HEADERS", "PASSWORD", "TOKEN")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the fields of the dataclass `cls` that the environment sets.
 
     The field `port` is read from `<prefix>PORT`. Fields of type str, int, float and bool (and of
@@ -29,11 +29,12 @@ def fields_from_env(cls: type, prefix: str, environ: Mapping[str, str] = os.envi
     """
     if not is_dataclass(cls):
         return {}
+    variables = os.environ if environ is None else environ  # no default value: help() would print it
     hints = get_type_hints(cls)
     values = {}
     for item in fields(cls):
         variable = prefix + item.name.upper()
-        if (text := environ.get(variable)) is not None and item.init:
+        if (text := variables.get(variable)) is not None and item.init:
             values[item.name] = _parse(text, hints[item.name], variable)
     return values
 
@@ -44,13 +45,13 @@ def variables_of(cls: type, prefix: str) -> set[str]:
 
 
 def misspelt_variables(
-    prefix: str, known: Collection[str], environ: Mapping[str, str] = os.environ
+    prefix: str, known: Collection[str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
     """Return the variables that begin with `prefix` and that nobody reads, each with the known one it resembles."""
     endings = [name.removeprefix(prefix) for name in known]
     similar = {
         name: get_close_matches(name.removeprefix(prefix), endings, n=1)
-        for name in sorted(environ)
+        for name in sorted(os.environ if environ is None else environ)
         if name.startswith(prefix) and name not in known
     }
     return {name: prefix + found[0] if found else None for name, found in similar.items()}

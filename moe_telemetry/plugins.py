@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
@@ -61,7 +60,7 @@ def resolve_exporter(exporter: str | Exporter) -> tuple[str, Exporter]:
     return exporter, factory(**fields_from_env(factory, _prefix_of(exporter)))
 
 
-def warn_of_misspelt_variables(names: Sequence[str | Exporter], environ: Mapping[str, str] = os.environ) -> None:
+def warn_of_misspelt_variables(names: Sequence[str | Exporter], environ: Mapping[str, str] | None = None) -> None:
     """Log the `MOE_TELEMETRY_*` variables that nobody reads: those of the monitor and of the exporters in use.
 
     Settings of other exporters are left alone: the environment may be one for many programs.

@@ -88,9 +88,9 @@ class JobSummary:
 
     @classmethod
     def of(cls, snapshot: Snapshot, *, period: Period = "window", stage: str | None = None) -> JobSummary:
-        """Return the summary of one stage; None takes the stage that saw the most tokens."""
+        """Return the summary of one stage; None takes `train`, or where it saw no token the stage with the most."""
         tokens = tokens_by_stage(snapshot, period)
-        chosen = stage or max(tokens, key=lambda name: tokens[name], default="train")
+        chosen = stage or max(tokens, key=lambda name: (name == "train", tokens[name]), default="train")
         layers = [
             LayerLoad(router=router, counts=counts, stats=stats)
             for router, counts in _counts(snapshot, period, chosen)

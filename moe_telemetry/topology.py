@@ -36,9 +36,10 @@ class Seat:
         return self.rank == 0
 
 
-def node_of_this_process(environ: Mapping[str, str] = os.environ) -> str:
+def node_of_this_process(environ: Mapping[str, str] | None = None) -> str:
     """Return a text that the ranks of one node share; two launches on one host are two nodes."""
-    return f"{socket.gethostname()}/{environ.get('GROUP_RANK', '0')}"
+    variables = os.environ if environ is None else environ
+    return f"{socket.gethostname()}/{variables.get('GROUP_RANK', '0')}"
 
 
 def seat_ranks(nodes: Sequence[str], rank: int) -> Seat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -183,3 +184,13 @@ def test_every_example_runs(path: Path) -> None:
     result = _run(str(path))
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_signature_shows_the_environment(name: str) -> None:
+    # help() prints default values, and the environment may hold passwords
+    functions = [value for _, value in inspect.getmembers(import_module(name), inspect.isfunction)]
+    for _, owner in inspect.getmembers(import_module(name), inspect.isclass):
+        functions += [getattr(value, "__func__", value) for value in vars(owner).values()]
+    defaults = [each.__defaults__ or () for each in functions if inspect.isfunction(each)]
+    assert not any(value is os.environ for values in defaults for value in values)

@@ -72,18 +72,20 @@ def test_a_summary_of_nothing_has_no_worst_layer_and_no_experts() -> None:
     assert summary.dead_experts == []
 
 
-def test_the_stage_with_the_most_tokens_is_summarised_unless_another_is_named() -> None:
+def test_training_is_summarised_unless_another_stage_is_named_or_alone() -> None:
     both = make_snapshot(num_layers=0)
     layer = LayerSnapshot(
         num_experts=2,
         window={},
-        total={"eval": Counts(tokens=2, assignments=(2, 0)), "train": Counts(tokens=9, assignments=(5, 4))},
+        total={"eval": Counts(tokens=12, assignments=(12, 0)), "train": Counts(tokens=9, assignments=(5, 4))},
         share={},
     )
     both = replace(both, layers={FIRST: layer})
-    assert tokens_by_stage(both, "total") == {"eval": 2, "train": 9}
+    assert tokens_by_stage(both, "total") == {"eval": 12, "train": 9}
     assert JobSummary.of(both, period="total").stage == "train"
     assert JobSummary.of(both, period="total", stage="eval").dead_experts == [Expert(FIRST, 1)]
+    alone = replace(both, layers={FIRST: replace(layer, total={"rollout": layer.total["eval"]})})
+    assert JobSummary.of(alone, period="total").stage == "rollout"
 
 
 def _samples(*values: float) -> list[Sample]:

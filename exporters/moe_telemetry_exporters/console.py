@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.summary import HotExpert, JobSummary, LayerLoad, tokens_by_stage
+from moe_telemetry_exporters.console_logs import LogsAboveTable
 
 __all__ = ["ConsoleExporter"]
 
@@ -25,8 +27,8 @@ _NUM_HOT = 3
 class ConsoleExporter:
     """Shows the load of every layer over the window since the snapshot before.
 
-    On a terminal what the program prints appears above the table; elsewhere (a file, a pipe) each
-    snapshot is one line.
+    On a terminal what the program prints and logs appears above the table; elsewhere (a file, a pipe) each
+    snapshot is a line for every stage that saw a token.
     """
 
     max_rows: int = 24
@@ -37,6 +39,7 @@ class ConsoleExporter:
     """A console of rich to write to, in place of `stream`."""
 
     _live: Live | None = field(init=False, default=None, repr=False)
+    _logs: LogsAboveTable | None = field(init=False, default=None, repr=False)
     _used: Console | None = field(init=False, default=None, repr=False)
     _last: Snapshot | None = field(init=False, default=None, repr=False)
     _table: Table | None = field(init=False, default=None, repr=False)
@@ -49,32 +52,41 @@ class ConsoleExporter:
     def export(self, snapshot: Snapshot) -> None:
         """Draw the table anew, or print one line."""
         console = self._used = self._used or self.console or Console(file=self.stream)
-        summary = JobSummary.of(snapshot)
-        rate = _rate(summary.tokens, self._last, snapshot)
+        seconds = _seconds_between(self._last, snapshot)
         self._last = snapshot
-        if not console.is_terminal:
-            console.print(_line(snapshot, summary, rate), soft_wrap=True, markup=False, highlight=False)
+        if console.is_terminal:
+            self._draw(console, snapshot, seconds)
             return
+        for stage in tokens_by_stage(snapshot, "window"):
+            line = _line(snapshot, JobSummary.of(snapshot, stage=stage), seconds)
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _draw(self, console: Console, snapshot: Snapshot, seconds: float | None) -> None:
         if self._live is None:
+            streams = sys.stdout, sys.stderr
             self._live = Live(console=console, auto_refresh=False)
             self._live.start()
+            self._logs = LogsAboveTable(*streams)
+        summary = JobSummary.of(snapshot)
         if summary.layers or self._table is None:
             # a window without tokens, as the last one often is, leaves the table as it was
             self._table = _table(summary, min(self.max_rows, max(1, console.size.height - _LINES_AROUND_TABLE)))
+        rate = summary.tokens / seconds if seconds else None
         self._live.update(Group(_header(snapshot, rate), self._table), refresh=True)
 
     def close(self) -> None:
         """Leave the last table on the terminal."""
+        if self._logs is not None:
+            self._logs.close()
+            self._logs = None
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
-def _rate(tokens: int, last: Snapshot | None, now: Snapshot) -> float | None:
-    """Return tokens a second over the window, where there was a snapshot before."""
-    if last is None or now.time <= last.time:
-        return None
-    return tokens / (now.time - last.time)
+def _seconds_between(last: Snapshot | None, now: Snapshot) -> float | None:
+    """Return the length of the window, where there was a snapshot before."""
+    return now.time - last.time if last is not None and now.time > last.time else None
 
 
 def _header(snapshot: Snapshot, rate: float | None) -> Text:
@@ -113,10 +125,10 @@ def _cells(layer: LayerLoad) -> list[Text]:
     return [Text(cell) for cell in cells]  # a name may hold what rich would take for markup
 
 
-def _line(snapshot: Snapshot, summary: JobSummary, rate: float | None) -> str:
+def _line(snapshot: Snapshot, summary: JobSummary, seconds: float | None) -> str:
     words = [f"moe-telemetry: run {snapshot.run} step {snapshot.step}: {summary.stage} {summary.tokens} tokens"]
-    if rate is not None:
-        words.append(f"{rate:.0f} tokens/s")
+    if seconds:
+        words.append(f"{summary.tokens / seconds:.0f} tokens/s")
     if (worst := summary.worst_layer) is not None:
         words.append(f"worst MaxVio {worst.stats.max_violation:.2f} in {worst.router}")
         words.append(f"lowest entropy {min(layer.stats.entropy for layer in summary.layers):.3f}")

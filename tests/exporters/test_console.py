@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from dataclasses import replace
 
@@ -62,9 +63,35 @@ def test_a_line_is_not_wrapped_and_not_coloured() -> None:
     assert len(line) > 340
 
 
-def test_a_window_without_tokens_has_no_ratios() -> None:
-    (line,) = _plain(make_snapshot(window_steps=0))
-    assert line == "moe-telemetry: run run-1 step 10: train 0 tokens"
+def test_a_window_without_tokens_is_no_line() -> None:
+    assert len(_plain(make_snapshot(), make_snapshot(step=20, window_steps=0))) == 1
+
+
+def test_every_stage_of_a_window_is_a_line() -> None:
+    lines = _plain(make_snapshot(stages=("train", "eval")))
+    assert [line.split(":")[2].split()[0] for line in lines] == ["train", "eval"]
+
+
+def test_log_lines_come_above_the_table_and_handlers_get_their_stream_back(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, color_system=None, width=110, height=40)
+    logger, handler = logging.getLogger("tests.console"), logging.StreamHandler()
+    before = handler.stream
+    logger.addHandler(handler)
+    try:
+        exporter = ConsoleExporter(console=console)
+        exporter.export(make_snapshot())
+        logger.warning("a sentence of the program")
+        exporter.export(make_snapshot(step=20))
+        assert "a sentence of the program" in stream.getvalue()
+        assert stream.getvalue().index("a sentence of the program") < stream.getvalue().rindex("decoder.0")
+        exporter.close()
+        assert handler.stream is before
+        logger.warning("afterwards")
+    finally:
+        logger.removeHandler(handler)
+    assert capsys.readouterr().err == "afterwards\n"
+    assert "afterwards" not in stream.getvalue()
 
 
 def test_the_table_shows_tokens_maxvio_entropy_dead_and_hottest_experts() -> None:

@@ -157,9 +157,10 @@ def _check_url(url: object) -> None:
         raise ConfigError(f"url={url!r}: expected http:// or https://, a host, a port, and perhaps a path")
 
 
-def _this_node(environ: Mapping[str, str] = os.environ) -> str:
+def _this_node(environ: Mapping[str, str] | None = None) -> str:
     """Return a name that no other node of the job has: two launches on one host are two nodes."""
-    return "/".join(filter(None, (socket.gethostname(), environ.get("GROUP_RANK"))))
+    variables = os.environ if environ is None else environ
+    return "/".join(filter(None, (socket.gethostname(), variables.get("GROUP_RANK"))))
 
 
 def _path_of(name: str, value: str) -> str:

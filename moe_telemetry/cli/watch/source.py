@@ -43,7 +43,7 @@ class Source:
         stage: str | None = None,
         layer: str | None = None,
         insecure: bool = False,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Read the address, and the user and password in it, or else those in the endpoint's own variables.
 
@@ -59,7 +59,7 @@ class Source:
         chosen = {name: value for name, value in (("stage", stage), ("layer", layer)) if value is not None}
         self._query = f"?{urlencode(chosen)}" if chosen else ""
         self._headers = {"Accept": "application/json"}
-        if pair := _of_address(parts) or _of_environment(environ):
+        if pair := _of_address(parts) or _of_environment(os.environ if environ is None else environ):
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         handlers: list[Any] = [HTTPSHandler(context=_trusting_all())] if insecure else []
         if _is_this_machine(parts.hostname or ""):
