@@ -99,7 +99,7 @@ class Trace:
         self._captures = {key: RouterCapture(tap.site, self._step) for key, tap in taps.items()}
         self._num_ended = self._num_captured = 0
         self._has_reported = False
-        self._writer = _start_writer(self.path.absolute(), self._manifest, budget, self._describe)
+        self._writer = _start_writer(self.path, self._manifest, budget, self._describe)
         for key, tap in taps.items():
             tap.capture = self._captures[key]
         self.is_running = True
@@ -225,7 +225,10 @@ def _local_path(path: str | os.PathLike[str]) -> Path:
         raise ConfigError(f"trace({path!r}): expected the path of a folder")
     if "://" in os.fspath(path):
         raise ConfigError(f"trace({path!r}): a trace is written to a local folder, and may be copied from there")
-    return Path(path)
+    if "\0" in os.fspath(path):
+        raise ConfigError(f"trace({path!r}): no path holds a NUL")
+    # wherever the process goes: the name in messages stays that of the files
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111  # Path.expanduser fails where there is no home
 
 
 def _with_options(manifest: Manifest, options: TraceOptions) -> Manifest:

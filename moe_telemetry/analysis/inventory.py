@@ -92,7 +92,7 @@ def take_inventory(url: str) -> Inventory:
         num_steps=len(steps),
         world_size=first.world_size,
         ranks=tuple(manifest.rank for manifest in trace.manifests),
-        copies=tuple(manifest.rank for manifest in trace.manifests if manifest.token_group != manifest.rank),
+        copies=tuple(sorted({part.rank for part in trace.parts} - trace.counted_ranks)),
         num_parts=len(trace.parts),
         num_calls=sum(each.calls for each in found),
         choices=sum(each.choices for each in found),

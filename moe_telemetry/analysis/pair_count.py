@@ -78,7 +78,7 @@ class PairCount:
         step, microbatch = int(calls.steps_C[call]), int(calls.microbatches_C[call])
         tensors = self._find(index, part, key, step, microbatch)
         ids_TK = calls.ids_of(call)
-        if tensors is None or tensors.hidden_TH.shape[0] != len(ids_TK):
+        if tensors is None or tensors.hidden_TH.shape[:1] != (len(ids_TK),):
             # nothing of the call may count: predicted and actual loads are of the same tokens
             vector = np.zeros(2 * router.num_experts + len(_Tail), dtype=np.int64)
             vector[_Tail.WITHOUT_TENSORS] = 1

@@ -61,11 +61,7 @@ def predict(
     Raises:
         TraceError: shapes do not fit each other.
     """
-    if hidden_TH.shape[1:] != weight_EH.shape[1:] or weight_EH.shape[0] != router.num_experts:
-        raise TraceError(
-            f"the weights of {router.key} are {list(weight_EH.shape)}, the hidden states before it "
-            f"{list(hidden_TH.shape)}; expected [{router.num_experts}, H] and [T, H]"
-        )
+    _check_shapes(router, hidden_TH, weight_EH, bias_E)
     gate = _Gate.of(router, weight_EH, bias_E)
     actual_E, predicted_E = np.zeros((2, router.num_experts), dtype=np.int64)
     sums = Prediction(actual_E, predicted_E, 0, 0, 0, 0)
@@ -78,6 +74,18 @@ def predict(
             hidden, ids = (hidden, ids) if counted.all() else (hidden[counted], ids[counted])
             sums = _add(sums, _count(gate, hidden, ids))
     return sums
+
+
+def _check_shapes(
+    router: TracedRouter, hidden_TH: StoredTensor, weight_EH: StoredTensor, bias_E: StoredTensor | None
+) -> None:
+    if weight_EH.shape != (router.num_experts, *hidden_TH.shape[1:2]) or len(hidden_TH.shape) != 2:
+        raise TraceError(
+            f"the weights of {router.key} are {list(weight_EH.shape)}, the hidden states before it "
+            f"{list(hidden_TH.shape)}; expected [{router.num_experts}, H] and [T, H]"
+        )
+    if bias_E is not None and bias_E.shape != (router.num_experts,):
+        raise TraceError(f"the bias of {router.key} is {list(bias_E.shape)}; expected [{router.num_experts}]")
 
 
 def top_k_map(choice_TE: Floats, top_k: int) -> Bools:
@@ -105,8 +113,12 @@ class _Gate(NamedTuple):
 
     @classmethod
     def of(cls, router: TracedRouter, weight_EH: StoredTensor, bias_E: StoredTensor | None) -> _Gate:
-        bias = None if bias_E is None or not router.is_biased else bias_E.rows().astype(np.float64)
-        return cls(weight_EH.rows().T, bias, _SCORES[router.score_function])
+        if bias_E is None or not router.is_biased:
+            return cls(weight_EH.rows().T, None, _softmax)  # no score function changes an order
+        if router.score_function not in _SCORES:
+            known = ", ".join(_SCORES)
+            raise TraceError(f"{router.key} has scores by {router.score_function!r}; this version knows {known}")
+        return cls(weight_EH.rows().T, bias_E.rows().astype(np.float64), _SCORES[router.score_function])
 
     def values(self, hidden_TH: Floats, dtype: type[np.floating[Any]]) -> Floats:
         """Return what the router chooses the largest of, `[T, E]`, computed in a dtype."""

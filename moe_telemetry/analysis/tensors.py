@@ -39,8 +39,11 @@ class StoredTensor(NamedTuple):
         """Return rows `first` up to `stop` of it, bfloat16 as float32.
 
         Raises:
-            TraceError: the file ends before the tensor does.
+            TraceError: the file ends before the tensor does, or its dtype is none of a model's states and weights.
         """
+        if self.dtype not in _DTYPES:
+            name = self.trace.file(tensors_name(*self.part))
+            raise TraceError(f"{name} has a tensor of {self.dtype}; expected one of {', '.join(_DTYPES)}")
         count = (self.shape[0] if stop is None else stop) - first
         dtype = np.dtype(_DTYPES[self.dtype])
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))

@@ -10,7 +10,9 @@ shorter list. `num_tokens` is the number of lists.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
@@ -28,7 +30,7 @@ __all__ = ["MAX_LINE_CHARACTERS", "read_jsonl", "write_jsonl"]
 MAX_LINE_CHARACTERS = 2**28
 """Length of a line beyond which a file is refused: 8 choices of 8 million tokens."""
 
-_LARGEST_ID = 2**31 - 1
+_LARGEST = 2**31 - 1
 _LARGEST_TOP_K = 2**10
 
 
@@ -109,7 +111,7 @@ def _lines(stream: TextIO, name: str) -> Iterator[str]:
     for number in count(1):
         try:
             line = stream.readline(MAX_LINE_CHARACTERS + 1)
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TraceError(f"{name}, line {number} or soon after: no text: {error}") from error
         if len(line) > MAX_LINE_CHARACTERS:
             raise TraceError(f"{name}, line {number}: longer than {MAX_LINE_CHARACTERS} characters")
@@ -123,16 +125,19 @@ def _parse(line: str) -> tuple[_Place, int, NDArray[np.int32]]:
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {line.strip()[:60]!r}")  # noqa: TRY004  # a value of the file's
     step = _number(values, "step", least=-(2**63))
-    layer, rank = _number(values, "layer"), _number(values, "rank", default=0)
+    layer = _number(values, "layer", most=_LARGEST)
+    rank = _number(values, "rank", most=_LARGEST, default=0)
     stage, block = _text(values, "stage", "train"), _text(values, "block", "decoder")
     ids_NK = _ids(values.get("top_indices"), values.get("topk"))
     return _Place(step, stage, RouterKey(block, layer), rank), ids_NK.shape[1], ids_NK
 
 
-def _number(values: Mapping[str, Any], name: str, *, least: int = 0, default: int | None = None) -> int:
+def _number(
+    values: Mapping[str, Any], name: str, *, least: int = 0, most: int = 2**63 - 1, default: int | None = None
+) -> int:
     value = values.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ValueError(f"{name!r} is {value!r}; expected a whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name!r} is {value!r}; expected a whole number, {least} to {most}")
     return value
 
 
@@ -140,6 +145,7 @@ def _text(values: Mapping[str, Any], name: str, default: str) -> str:
     value = values.get(name, default)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name!r} is {value!r}; expected a text")
+    value.encode()  # raises on half a surrogate pair, which JSON can hold and nothing else can
     return value
 
 
@@ -170,14 +176,14 @@ def _as_array(lists: Sequence[list[Any]], width: int) -> NDArray[np.int32]:
         ids_NK = np.empty(0)
     if ids_NK.shape != (len(lists), width) or (ids_NK.size and ids_NK.dtype.kind != "i"):
         raise ValueError("'top_indices' holds something else than whole numbers")
-    if ids_NK.size and (ids_NK.min() < -1 or ids_NK.max() > _LARGEST_ID):
-        raise ValueError(f"expert ids {ids_NK.min()} to {ids_NK.max()}; expected -1 to {_LARGEST_ID}")
+    if ids_NK.size and (ids_NK.min() < -1 or ids_NK.max() > _LARGEST):
+        raise ValueError(f"expert ids {ids_NK.min()} to {ids_NK.max()}; expected -1 to {_LARGEST}")
     return ids_NK.astype(np.int32)
 
 
 def _row(place: _Place, microbatch: int, top_k: int, ids_NK: NDArray[np.int32]) -> TraceRow:
     # what is filled up stands last
-    late_NK = np.where(ids_NK < 0, _LARGEST_ID, ids_NK)
+    late_NK = np.where(ids_NK < 0, _LARGEST, ids_NK)
     is_sorted = bool(ids_NK.size and top_k > 1 and (late_NK[:, 1:] >= late_NK[:, :-1]).all())
     return TraceRow(
         step=place.step,

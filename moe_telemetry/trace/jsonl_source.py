@@ -17,15 +17,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from moe_telemetry.errors import TraceError
+from moe_telemetry.errors import ConfigError, TraceError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.trace.format import schema_for
 from moe_telemetry.trace.jsonl import read_jsonl
-from moe_telemetry.trace.reader import COLUMNS, IDS_PER_BATCH, Chunk, Part, Trace, files_in, open_trace
+from moe_telemetry.trace.manifest import MOST_EXPERTS
+from moe_telemetry.trace.reader import COLUMNS, IDS_PER_BATCH, Chunk, Part, Trace, files_in, filesystem_of, open_trace
 from moe_telemetry.trace.rows import TraceRow
 
 __all__ = ["JsonlTrace", "open_any_trace"]
 
+_ENDINGS = (".jsonl", ".jsonl.gz")
 _STEPS_UNKNOWN = -(2**63), 2**63 - 1
 
 
@@ -70,12 +72,12 @@ class JsonlTrace(Trace):
 
     @cached_property
     def _place(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        filesystem, root = fsspec.core.url_to_fs(self.folder)
-        return filesystem, root.rstrip("/")
+        return filesystem_of(self.folder)
 
     def _text(self, name: str) -> TextIO:
         try:
-            file: TextIO = self.filesystem.open(self.file(name), "r", encoding="utf-8")
+            # some editors begin a file with a byte order mark
+            file: TextIO = self.filesystem.open(self.file(name), "r", encoding="utf-8-sig", compression="infer")
         except FileNotFoundError as error:
             raise TraceError(f"{self.file(name)}: no such file; expected JSON lines") from error
         return file
@@ -90,13 +92,16 @@ def open_any_trace(url: str | os.PathLike[str], *, num_experts: int | None = Non
 
     Raises:
         TraceError: it cannot be opened, or E is missing.
+        ConfigError: E is out of range.
     """
     text = os.fspath(url)
     names, folder = _jsonl_files(text)
     if not names:
         return open_trace(text)
-    if num_experts is None or num_experts < 1:
+    if num_experts is None:
         raise TraceError(f"{text} holds JSON lines, which do not say how many experts there are: give --num-experts")
+    if not 1 <= num_experts <= MOST_EXPERTS:
+        raise ConfigError(f"num_experts={num_experts}: expected 1 to {MOST_EXPERTS}")
     notes = ("JSON lines do not say which ranks hold the same tokens: all are counted",)
     parts = tuple(Part(0, number) for number in range(len(names)))
     return JsonlTrace(text, (), parts, notes, folder, names, num_experts)
@@ -104,17 +109,14 @@ def open_any_trace(url: str | os.PathLike[str], *, num_experts: int | None = Non
 
 def _jsonl_files(url: str) -> tuple[tuple[str, ...], str]:
     """Return the names of files of JSON lines at a URL, none where it is a trace, and the URL of their folder."""
-    if url.endswith(".jsonl"):
+    filesystem, root = filesystem_of(url)
+    if url.endswith(_ENDINGS) and not filesystem.isdir(root):
         folder, _, name = url.rpartition("/")
         return (name,), folder or "."
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise TraceError(f"{url}: {error}") from error
-    files = files_in(filesystem, root.rstrip("/"), url)
+    files = files_in(filesystem, root, url)
     if any(name.startswith("manifest-") for name in files):
         return (), url
-    return tuple(sorted(name for name in files if name.endswith(".jsonl"))), url
+    return tuple(sorted(name for name in files if name.endswith(_ENDINGS))), url
 
 
 def _in_batches(rows: Iterator[TraceRow]) -> Iterator[list[TraceRow]]:

@@ -6,20 +6,25 @@ Every rank of a capture writes one, `manifest-<rank>.json`, when it starts and a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from moe_telemetry.errors import TraceError
 from moe_telemetry.identity import RouterKey
 
-__all__ = ["FORMAT", "TENSORS", "LeftOut", "Manifest", "TracedRouter", "manifest_name"]
+__all__ = ["FORMAT", "MOST_EXPERTS", "TENSORS", "LeftOut", "Manifest", "TracedRouter", "manifest_name"]
 
 FORMAT = 1
 """Number of the trace format; a reader refuses any other."""
 
+MOST_EXPERTS = 2**24
+"""Experts of a router beyond which a trace is refused: what is counted of each needs memory."""
+
 TENSORS = ("scores", "hidden_states", "router_weights", "diagnostics")
 """What a capture may hold beside the routes, by the names of its options."""
+
+_MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +118,11 @@ class Manifest:
         if version != FORMAT:
             raise TraceError(f"the trace has format {version!r}; this version reads {FORMAT}")
         try:
-            values["routers"] = tuple(_router(router) for router in values["routers"])
-            values["tensors"] = tuple(values["tensors"])
+            values["routers"] = _routers(values["routers"])
+            _check_numbers(values)
+            values["tensors"] = tuple(map(str, values["tensors"]))
             values["silent_routers"] = tuple(RouterKey.parse(text) for text in values.get("silent_routers", ()))
-            values["left_out"] = LeftOut(**_known(LeftOut, values["left_out"]))
+            values["left_out"] = _left_out(values["left_out"])
             return cls(**_known(cls, values))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise TraceError(f"the manifest is damaged: {error}") from error
@@ -127,8 +133,35 @@ def manifest_name(rank: int) -> str:
     return f"manifest-{rank:05d}.json"
 
 
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    _whole(values, "world_size", 1, _MOST_RANKS)
+    for name in ("rank", "token_group"):
+        _whole(values, name, 0, values["world_size"] - 1)
+
+
+def _left_out(values: Mapping[str, Any]) -> LeftOut:
+    counts = _known(LeftOut, values)
+    for name in counts:
+        _whole(counts, name, 0)
+    return LeftOut(**counts)
+
+
+def _routers(several: Iterable[Mapping[str, Any]]) -> tuple[TracedRouter, ...]:
+    routers = tuple(map(_router, several))
+    if len({router.key for router in routers}) < len(routers):
+        raise ValueError("two of its routers have one key")
+    return routers
+
+
 def _router(values: Mapping[str, Any]) -> TracedRouter:
+    _whole(values, "num_experts", 1, MOST_EXPERTS)
     return TracedRouter(**{**_known(TracedRouter, values), "key": RouterKey.parse(values["key"])})
+
+
+def _whole(values: Mapping[str, Any], name: str, least: int, most: int = 2**63 - 1) -> None:
+    value = values[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name!r} is {value!r}; expected a whole number, {least} to {most}")
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,10 +28,10 @@ from moe_telemetry.errors import TraceError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.trace.consistency import check_known_ranks, check_one_job, missing_pieces
 from moe_telemetry.trace.format import part_name, schema_for
-from moe_telemetry.trace.manifest import Manifest, TracedRouter
+from moe_telemetry.trace.manifest import Manifest, TracedRouter, manifest_name
 from moe_telemetry.trace.rows import TraceRow
 
-__all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "files_in", "open_trace"]
+__all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "files_in", "filesystem_of", "open_trace"]
 
 _MANIFEST = re.compile(r"manifest-\d+\.json")
 _PART = re.compile(r"routes-(\d+)-(\d+)\.parquet")
@@ -82,11 +82,20 @@ class Trace:
         """What was captured beside the routes."""
         return self.manifests[0].tensors
 
+    @cached_property
+    def counted_ranks(self) -> frozenset[int]:
+        """Of ranks that hold the same tokens, the lowest one with a part: a single rank may have been traced."""
+        writing = {part.rank for part in self.parts}
+        lowest: dict[int, int] = {}
+        for manifest in self.manifests:
+            if manifest.rank in writing:
+                lowest.setdefault(manifest.token_group, manifest.rank)
+        return frozenset(lowest.values())
+
     @property
     def counted_parts(self) -> tuple[Part, ...]:
-        """The parts whose tokens no other rank holds, too."""
-        counted = {manifest.rank for manifest in self.manifests if manifest.token_group == manifest.rank}
-        return tuple(part for part in self.parts if part.rank in counted)
+        """The parts whose tokens no other part that is counted holds, too."""
+        return tuple(part for part in self.parts if part.rank in self.counted_ranks)
 
     @property
     def fewest_experts(self) -> int:
@@ -147,7 +156,7 @@ class Trace:
 
     @cached_property
     def _place(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        filesystem, root = fsspec.core.url_to_fs(self.url)
+        filesystem, root = filesystem_of(self.url)
         return filesystem, root.rstrip("/")
 
     @property
@@ -207,17 +216,14 @@ def open_trace(url: str | os.PathLike[str]) -> Trace:
         TraceError: there is no folder or no manifest, manifests are of two jobs, or routes have no manifest.
     """
     text = os.fspath(url)
-    try:
-        filesystem, root = fsspec.core.url_to_fs(text)
-    except (ValueError, ImportError) as error:
-        raise TraceError(f"{text}: {error}") from error
-    files = files_in(filesystem, root.rstrip("/"), text)
+    filesystem, root = filesystem_of(text)
+    files = files_in(filesystem, root, text)
     names = sorted(name for name in files if _MANIFEST.fullmatch(name))
     if not names:
         raise TraceError(f"{text} has no manifest-*.json; expected the folder that monitor.trace() wrote to")
     manifests = tuple(
         sorted(
-            (_manifest(filesystem.cat_file(f"{root.rstrip('/')}/{name}"), name, text) for name in names),
+            (_manifest(filesystem.cat_file(f"{root}/{name}"), name, text) for name in names),
             key=lambda manifest: manifest.rank,
         )
     )
@@ -227,19 +233,34 @@ def open_trace(url: str | os.PathLike[str]) -> Trace:
     return Trace(text, manifests, tuple(found), tuple(missing_pieces(manifests, found)))
 
 
+def filesystem_of(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the filesystem of a path or URL, and the path there.
+
+    Raises:
+        TraceError: no package is installed for it, or it cannot be reached.
+    """
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except Exception as error:  # each store raises its own
+        raise _unreachable(url, error) from error
+    return filesystem, root.rstrip("/")
+
+
 def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict[str, int]:
     """Return the files of a folder by name, with their bytes.
 
     Raises:
-        TraceError: there is no such folder.
+        TraceError: there is no such folder, or it cannot be listed.
     """
     try:
         entries = filesystem.ls(root, detail=True)
     except (FileNotFoundError, NotADirectoryError):
-        entries = None
+        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to") from None
+    except Exception as error:  # each store raises its own
+        raise _unreachable(url, error) from error
     # a file is listed as itself
-    if entries is None or [entry["name"] for entry in entries] == [root]:
-        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to")
+    if [entry["name"] for entry in entries] == [root]:
+        raise TraceError(f"{url} is a file; expected the folder that monitor.trace() wrote to")
     return {
         entry["name"].rstrip("/").rsplit("/", 1)[-1]: int(entry["size"] or 0)
         for entry in entries
@@ -249,9 +270,16 @@ def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict
 
 def _manifest(text: bytes, name: str, url: str) -> Manifest:
     try:
-        return Manifest.from_json(text)
+        manifest = Manifest.from_json(text)
     except TraceError as error:
         raise TraceError(f"{url}/{name}: {error}") from error
+    if name != manifest_name(manifest.rank):
+        raise TraceError(f"{url}/{name} is of rank {manifest.rank}; expected {manifest_name(manifest.rank)}")
+    return manifest
+
+
+def _unreachable(url: str, error: Exception) -> TraceError:
+    return TraceError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def _as_row(values: Mapping[str, Any]) -> TraceRow:

@@ -309,6 +309,35 @@ def test_weights_that_do_not_fit_the_states_are_named(tmp_path: Path) -> None:
         _pair(tmp_path, calls, tensors)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": np.ones(4, np.float32)}, r"the weights of decoder\.2 are \[4\], the hidden states"),
+        ({"hidden": np.ones(1, np.float32)}, r"the hidden states before it \[1\]; expected \[4, H\] and \[T, H\]"),
+        ({"bias": np.ones(3, np.float32)}, r"the bias of decoder\.2 is \[3\]; expected \[4\]"),
+        (
+            {"weight": np.ones((4, 4), np.int8)},
+            r"tensors-00000-000000\.safetensors has a tensor of I8; expected",
+        ),
+        ({"score_function": "cosine"}, "decoder.2 has scores by 'cosine'; this version knows softmax, sigmoid"),
+    ],
+)
+def test_tensors_of_another_form_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tensors = _hidden(FIRST, changes.get("hidden", np.ones((1, 4), np.float32)))
+    tensors |= {f"router_weights/0/0/{SECOND}": changes.get("weight", np.ones((4, 4), np.float32))}
+    tensors |= {f"expert_bias/0/0/{SECOND}": changes.get("bias", np.ones(4, np.float32))}
+    write_trace(
+        tmp_path,
+        [call([[0]], FIRST), call([[0]], SECOND)],
+        tensors=tensors,
+        num_experts=4,
+        is_biased=True,
+        score_function=changes.get("score_function", "softmax"),
+    )
+    with pytest.raises(TraceError, match=message):
+        predictability(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["cut", "header", "no json", "offsets"])
 def test_a_damaged_file_of_tensors_is_named(damage: str, tmp_path: Path) -> None:
     make_trace(tmp_path, hidden_size=4)

@@ -510,6 +510,17 @@ def test_a_path_that_is_no_folder_is_refused(monitor: mt.Monitor, tmp_path: Path
             monitor.trace(path)
 
 
+def test_a_path_is_the_same_wherever_the_process_goes(
+    monitor: mt.Monitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for path, expected in (("there", tmp_path / "there"), ("~/trace", tmp_path / "home" / "trace")):
+        with monitor.trace(path) as trace:
+            assert trace.path == expected
+        assert (expected / "manifest-00000.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

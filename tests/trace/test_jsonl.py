@@ -136,6 +136,12 @@ GOOD = '{"step": 1, "layer": 0, "top_indices": [[1, 2]]}'
         ('{"step": 1.5, "layer": 0, "top_indices": []}', "'step' is 1.5"),
         ('{"step": true, "layer": 0, "top_indices": []}', "'step' is True"),
         ('{"step": 1, "layer": -1, "top_indices": []}', "'layer' is -1"),
+        (
+            '{"step": 1, "layer": 3000000000, "top_indices": []}',
+            "'layer' is 3000000000; expected a whole number, 0 to",
+        ),
+        ('{"step": 1, "layer": 0, "rank": 1099511627776, "top_indices": []}', "'rank' is 1099511627776; expected"),
+        ('{"step": 1, "layer": 0, "stage": "\\ud800", "top_indices": []}', "surrogates not allowed"),
         ('{"step": 1, "layer": 0, "stage": 3, "top_indices": []}', "'stage' is 3; expected a text"),
         ('{"step": 1, "layer": 0}', "'top_indices' is missing"),
         ('{"step": 1, "layer": 0, "top_indices": [1, 2]}', "no list of lists"),

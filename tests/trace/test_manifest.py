@@ -51,6 +51,16 @@ def test_fields_that_a_later_version_added_are_ignored_and_those_it_lacks_are_de
         ('{"format": 2}', "the trace has format 2; this version reads 1"),
         ('{"format": 1, "run": "a"}', "the manifest is damaged: 'routers'"),
         (MANIFEST.to_json().replace("decoder.2", "decoder"), "the manifest is damaged: router key 'decoder'"),
+        (MANIFEST.to_json().replace("decoder.2", "mtp0.0"), "the manifest is damaged: two of its routers have one key"),
+        (MANIFEST.to_json().replace(": 16", ": 0"), "damaged: 'num_experts' is 0; expected a whole number, 1 to"),
+        (MANIFEST.to_json().replace(": 16", f": {10**12}"), f"damaged: 'num_experts' is {10**12}; expected"),
+        (MANIFEST.to_json().replace('"world_size": 4', '"world_size": "4"'), "damaged: 'world_size' is '4'; expected"),
+        (
+            MANIFEST.to_json().replace('"world_size": 4', f'"world_size": {10**9}'),
+            "'world_size' is 1000000000",
+        ),
+        (MANIFEST.to_json().replace('"rank": 3', '"rank": 4'), "damaged: 'rank' is 4; expected a whole number, 0 to 3"),
+        (MANIFEST.to_json().replace('"calls_behind": 1', '"calls_behind": "x"'), "damaged: 'calls_behind' is 'x'"),
     ],
 )
 def test_another_text_is_refused_by_what_it_is(text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
         ("{}", r"has no manifest-\*\.json; expected the folder that monitor.trace"),
         ("nosuch://bucket/trace", "nosuch://bucket/trace: Protocol not known: nosuch"),
         ("memory://not/there", "memory://not/there: no such folder"),
-        ("{}/file", "file: no such folder; expected the folder"),
+        ("{}/file", "file is a file; expected the folder"),
     ],
 )
 def test_what_is_no_trace_is_refused(url: str, message: str, tmp_path: Path) -> None:
@@ -177,6 +178,21 @@ def test_a_rank_that_is_missing_altogether_is_said(tmp_path: Path) -> None:
     assert {row["rank"] for row in _rows(trace)} == {0, 2}
 
 
+def test_a_manifest_under_the_name_of_another_rank_is_named(tmp_path: Path) -> None:
+    make_trace(tmp_path, token_groups=(0, 1))
+    (tmp_path / "manifest-00001.json").write_bytes((tmp_path / "manifest-00000.json").read_bytes())
+    with pytest.raises(TraceError, match=r"manifest-00001\.json is of rank 0; expected manifest-00000\.json"):
+        open_trace(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["*-00000[-.]*", "routes-00000*"])
+def test_of_ranks_with_the_same_tokens_one_is_read_though_the_first_was_not_traced(tmp_path: Path, lost: str) -> None:
+    make_trace(tmp_path, token_groups=(0, 0, 2, 2))
+    for path in tmp_path.glob(lost):
+        path.unlink()
+    assert {row["rank"] for row in _rows(open_trace(tmp_path))} == {1, 2}
+
+
 def test_a_part_that_is_missing_between_others_is_said(tmp_path: Path) -> None:
     make_trace(tmp_path, num_steps=6)
     (tmp_path / "routes-00000-000001.parquet").unlink()
@@ -209,11 +225,14 @@ def test_json_lines_are_read_as_a_trace_once_their_experts_are_known(tmp_path: P
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with pytest.raises(TraceError, match=r"do not say how many experts there are: give --num-experts"):
         open_any_trace(path)
-    for place in (path, tmp_path, f"file://{path}"):
+    marked = tmp_path / "marked.jsonl.gz"
+    marked.write_bytes(gzip.compress(path.read_text().encode("utf-8-sig")))
+    for place in (path, f"file://{path}", marked):
         rows = _rows(open_any_trace(place, num_experts=4))
         assert [(row["step"], row["layer"], row["expert_ids"]) for row in rows] == [
             (step, layer, [1, 2, 3, -1]) for step in range(2) for layer in (2, 10)
         ]
+    assert len(_rows(open_any_trace(tmp_path, num_experts=4))) == 8
 
 
 def test_an_id_beyond_the_experts_of_json_lines_is_never_one_of_them(tmp_path: Path) -> None:
@@ -233,3 +252,16 @@ def test_json_lines_that_cannot_be_read_are_named(content: str | None, message: 
         path.write_text(content)
     with pytest.raises(TraceError, match=message):
         _rows(open_any_trace(path, num_experts=4))
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 1000)[:20]])
+def test_compressed_json_lines_that_are_damaged_are_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "routes.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"routes\.jsonl\.gz, line 1 or soon after: no text: "):
+        _rows(open_any_trace(path, num_experts=4))
+
+
+def test_the_folder_of_a_trace_may_be_called_as_a_file_of_json_lines(tmp_path: Path) -> None:
+    make_trace(tmp_path / "trace.jsonl")
+    assert _rows(open_any_trace(tmp_path / "trace.jsonl"))
