@@ -16,7 +16,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -137,12 +139,17 @@ class PushgatewayExporter:
             with urllib.request.urlopen(request, timeout=self.timeout_seconds, context=self._context):  # noqa: S310
                 pass
         except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(500).decode(errors="replace").strip()
+            said = _text_of(error)
             raise ExporterError(f"{method} {target}: the Pushgateway answers {error.code} {said}") from error
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ExporterError(f"{method} {target}: {reason}. Is MOE_TELEMETRY_PUSHGATEWAY_URL right?") from error
+
+
+def _text_of(refusal: urllib.error.HTTPError) -> str:
+    with refusal, suppress(OSError, HTTPException):  # a server may refuse and hang up
+        return refusal.read(500).decode(errors="replace").strip()
+    return ""
 
 
 def _check_url(url: object) -> None:
