@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from moe_telemetry.plugins import Exporter
 from moe_telemetry.snapshot import Snapshot
@@ -25,25 +26,26 @@ class Lane:
         self.name = name
         self.num_errors = 0
         self._exporter = exporter
-        self._queue: queue.Queue[Snapshot | None] = queue.Queue(_QUEUE_LENGTH)
+        self._queue: queue.Queue[Snapshot | None] = queue.Queue()
+        self._lock = threading.Lock()
         self._last_log = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"moe-telemetry-{name}", daemon=True)
         self._thread.start()
 
     def put(self, snapshot: Snapshot) -> None:
-        """Hand over a snapshot without waiting; one that finds the queue full is lost and counted."""
-        try:
-            self._queue.put_nowait(snapshot)
-        except queue.Full:
-            self._fail(f"is {_QUEUE_LENGTH} snapshots behind; this one is lost")
+        """Hand over a snapshot without waiting; where the queue is full, its oldest is lost and counted."""
+        if self._queue.qsize() >= _QUEUE_LENGTH:
+            with suppress(queue.Empty):  # the newest has all totals, and the last says that the run is finished
+                self._queue.get_nowait()
+                self._fail(f"is {_QUEUE_LENGTH} snapshots behind; the oldest is lost")
+        self._queue.put(snapshot)
 
-    def close(self, deadline: float) -> None:
-        """Let the thread finish its queue until `deadline` (monotonic seconds), then leave it."""
-        try:
-            self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            self._fail("is too slow to finish; its last snapshots are lost")
-            return
+    def finish(self) -> None:
+        """Let the thread end once its queue is empty; nothing is put after this."""
+        self._queue.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Wait for the thread until `deadline` (monotonic seconds), then leave it."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._fail("did not finish in time; its last snapshots may be lost")
@@ -67,11 +69,13 @@ class Lane:
         return True
 
     def _fail(self, message: str) -> None:
-        self.num_errors += 1
         now = time.monotonic()
-        if now - self._last_log >= _SECONDS_BETWEEN_LOGS:
-            self._last_log = now
-            _logger.warning("moe_telemetry: exporter %s %s (failure %d)", self.name, message, self.num_errors)
+        with self._lock:  # both threads fail, and none of it may be counted once
+            self.num_errors += 1
+            num_errors, is_quiet = self.num_errors, now - self._last_log < _SECONDS_BETWEEN_LOGS
+            self._last_log = self._last_log if is_quiet else now
+        if not is_quiet:
+            _logger.warning("moe_telemetry: exporter %s %s (failure %d)", self.name, message, num_errors)
 
 
 class Delivery:
@@ -97,5 +101,7 @@ class Delivery:
     def close(self, timeout_seconds: float) -> None:
         """Let every exporter finish and close; together they get `timeout_seconds`."""
         deadline = time.monotonic() + timeout_seconds
+        for lane in self._lanes:  # all of them before any is waited for: one that hangs takes no time from others
+            lane.finish()
         for lane in self._lanes:
-            lane.close(deadline)
+            lane.join(deadline)
