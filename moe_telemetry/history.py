@@ -42,6 +42,12 @@ class History:
         self.layers = {key: self._layer(key, reduced) for key in self._routers}
         self._last = reduced
 
+    def end_window(self) -> None:
+        """Begin a window in which nothing was counted yet; totals stay."""
+        self.layers = {
+            key: replace(layer, window={}, worst_rank_zero_overlap=None) for key, layer in self.layers.items()
+        }
+
     def _layer(self, key: RouterKey, reduced: Reduced) -> LayerSnapshot:
         tallies = {stage: tally for stage, tally in reduced.tallies[key].items() if _saw_tokens(tally)}
         earlier = self._last.tallies[key] if self._last is not None else {}

@@ -127,16 +127,16 @@ class Reducer:
         self.layout = layout
         self._packing: Packing | None = None
 
-    def reduce(self, meeting: str, step: int, slots: Mapping[str, int]) -> Reduced | None:
+    def reduce(self, meeting: str, step: int, slots: Mapping[str, int], *, is_last: bool = False) -> Reduced | None:
         """Return the counts of all ranks since the start, or None where a rank did not come in time.
 
-        What a skipped reduction would have brought comes with the next one: counters only grow.
+        What a skipped reduction would have brought comes with the next one, if there is one: counters only grow.
         """
-        if not self._ranks.is_alive:
-            self._give_up("the process group is destroyed already")
-            return None
-        if missing := self._ranks.meet(meeting, self._patience):
-            self._give_up(f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s")
+        if reason := self._obstacle(meeting):
+            self.num_skipped += 1
+            self._patience = min(self._patience, _IMPATIENT_SECONDS)
+            outcome = "what was counted since the last export is in none" if is_last else "nothing is lost"
+            _logger.warning("moe_telemetry: %s: skipped; %s, and training is not held up", reason, outcome)
             return None
         self._patience = self._full_patience
         reduced = self._add_up(step, slots)
@@ -151,10 +151,13 @@ class Reducer:
         """Wait a second at most from now on: this rank is ending."""
         self._patience = self._full_patience = min(self._full_patience, _IMPATIENT_SECONDS)
 
-    def _give_up(self, reason: str) -> None:
-        self.num_skipped += 1
-        self._patience = min(self._patience, _IMPATIENT_SECONDS)
-        _logger.warning("moe_telemetry: %s: skipped; nothing is lost, training goes on", reason)
+    def _obstacle(self, meeting: str) -> str | None:
+        """Wait for all ranks, and return why they cannot reduce now; None where they can."""
+        if not self._ranks.is_alive:
+            return "the process group is destroyed already"
+        if missing := self._ranks.meet(meeting, self._patience):
+            return f"rank {_list(missing)} did not come to reduction {meeting!r} in {self._patience:g} s"
+        return None
 
     def _add_up(self, step: int, slots: Mapping[str, int]) -> Reduced:
         if self._packing is None:

@@ -43,6 +43,7 @@ class Reporting:
         self._seat = seat
         self._run = run
         self._config = config
+        self._has_reported_invalid = False
         self._history = History(reducer.layout.routers)
         self.delivery = Delivery(
             [pair for pair in exporters if seat.leads_job or (seat.leads_node and exporter_scope(pair[1]) == "node")]
@@ -57,34 +58,57 @@ class Reporting:
 
     def finish(self, step: int, slots: Mapping[str, int], timeout_seconds: float) -> None:
         """Reduce a last time, export what there is as the run's last snapshot, and close the exporters."""
-        self._try_reduce("close", step, slots)
+        if self._try_reduce("close", step, slots, is_last=True) is None:
+            self._history.end_window()  # it was exported already
         self.delivery.put(self._make_snapshot(step, finished=True))
         self.delivery.close(timeout_seconds)
 
-    def _try_reduce(self, meeting: str, step: int, slots: Mapping[str, int]) -> Snapshot | None:
+    def _try_reduce(
+        self, meeting: str, step: int, slots: Mapping[str, int], *, is_last: bool = False
+    ) -> Snapshot | None:
         """Reduce, and keep whatever may fail in it away from training."""
         try:
-            return self.reduce(meeting, step, slots)
+            return self.reduce(meeting, step, slots, is_last=is_last)
         except Exception as error:  # noqa: BLE001  # a lost connection, a device out of memory
             self.reducer.num_skipped += 1
             _logger.warning("moe_telemetry: a reduction failed, training goes on: %s: %s", type(error).__name__, error)
             return None
 
-    def reduce(self, meeting: str, step: int, slots: Mapping[str, int]) -> Snapshot | None:
+    def reduce(self, meeting: str, step: int, slots: Mapping[str, int], *, is_last: bool = False) -> Snapshot | None:
         """Return the counts of all ranks, or None where a rank did not come.
 
         Args:
             meeting: what the ranks call this reduction.
             step: the number of the training step.
             slots: the stage slot of every stage this rank knows.
+            is_last: no other reduction will follow.
         """
-        reduced = self.reducer.reduce(meeting, step, slots)
+        reduced = self.reducer.reduce(meeting, step, slots, is_last=is_last)
         if reduced is None:
             return None
         self._history.advance(reduced)
         if self._seat.leads_job:
             self._routes.judge(self._history.layers)
+            self._report_invalid_once()
         return self._make_snapshot(step, finished=False)
+
+    def _report_invalid_once(self) -> None:
+        """Say that choices name no expert of their router: what is left of its load may look healthy."""
+        layers = self._history.layers
+        invalid = {key: sum(counts.invalid for counts in layer.total.values()) for key, layer in layers.items()}
+        if self._has_reported_invalid or not any(invalid.values()):
+            return
+        self._has_reported_invalid = True
+        worst = max(invalid, key=lambda key: invalid[key])
+        _logger.warning(
+            "moe_telemetry: %d choices of router %s name none of its %d experts, and are in no expert's load (%d of %d "
+            "routers have such choices): is num_experts right?",
+            invalid[worst],
+            worst,
+            layers[worst].num_experts,
+            sum(map(bool, invalid.values())),
+            len(invalid),
+        )
 
     def _make_snapshot(self, step: int, *, finished: bool) -> Snapshot:
         return Snapshot(

@@ -429,7 +429,7 @@ def test_a_reduction_that_fails_is_counted_and_the_next_one_works(
     with _watch(model) as monitor:
         model(_hidden())
         with monkeypatch.context() as patch:
-            patch.setattr(monitor._reporting.reducer, "reduce", lambda *_args: 1 / 0)
+            patch.setattr(monitor._reporting.reducer, "reduce", lambda *_args, **_options: 1 / 0)
             assert monitor.step(1) is None
         model(_hidden())
         snapshot = monitor.step(2)
@@ -518,3 +518,30 @@ def test_a_misspelt_variable_is_reported_when_a_model_is_watched(
     model = TinyMoe()
     with mt.watch(model, routers=model.routers):
         assert "did you mean MOE_TELEMETRY_EVERY_N_STEPS?" in caplog.text
+
+
+def test_choices_that_name_no_expert_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    routers = {"decoder.0": mt.RouterSpec(num_experts=4), "decoder.1": mt.RouterSpec(num_experts=4)}
+    with mt.watch(torch.nn.Linear(1, 1), routers=routers, every_n_steps=1) as monitor:
+        for _ in range(2):
+            monitor.observe("decoder.1", [[0, 4], [5, 6]])
+            monitor.step()
+    (message,) = [message for message in caplog.messages if "is num_experts right?" in message]
+    assert "3 choices of router decoder.1 name none of its 4 experts" in message
+    assert "(1 of 2 routers have such choices)" in message
+
+
+def test_a_last_reduction_that_fails_exports_no_window_twice(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = RecordingExporter()
+    routers = {"decoder.0": mt.RouterSpec(num_experts=4)}
+    with mt.watch(torch.nn.Linear(1, 1), exporter, routers=routers, every_n_steps=2) as monitor:
+        for _ in range(3):
+            monitor.observe("decoder.0", [[0, 1]])
+            monitor.step()
+        monitor._reporting.reducer._ranks.meet = lambda *_: [1]  # type: ignore[method-assign]
+    before, last = exporter.snapshots
+    key = mt.RouterKey("decoder", 0)
+    assert (before.layers[key].window["train"].tokens, before.health.run_finished) == (2, False)
+    assert (last.layers[key].window, last.layers[key].total["train"].tokens) == ({}, 2)
+    assert last.health.run_finished
+    assert "what was counted since the last export is in none" in caplog.text

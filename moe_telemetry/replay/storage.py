@@ -44,7 +44,10 @@ def save_routes(routes: Routes, path: Path) -> None:
     narrow = ids.to(torch.int16)
     ids = narrow if torch.equal(narrow.to(torch.int32), ids) else ids
     try:
+        path.touch()
+        mode = path.stat().st_mode
         save_file({_TENSOR: ids}, path, metadata={_HEADER: json.dumps(header)})
+        path.chmod(mode)  # as the process makes files; safetensors makes them for the owner alone
     except (OSError, SafetensorError) as error:
         raise RoutesError(f"routes cannot be written to {path}: {error}") from error
 

@@ -94,8 +94,11 @@ def write_part(
 def whole_file(path: Path) -> Iterator[Path]:
     """Give the path to write to; what is there in the end takes the place of `path`, whole or not at all."""
     partial = path.with_name(f"{path.name}.partial")
+    partial.touch()
+    mode = partial.stat().st_mode  # as the process makes files; safetensors makes them for the owner alone
     try:
         yield partial
+        partial.chmod(mode)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
