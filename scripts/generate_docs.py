@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from moe_telemetry.catalog import METRICS, Metric
 from settings_page import settings_page
+
+from moe_telemetry.catalog import METRICS, Metric
 
 __all__ = ["main", "metrics_page"]
 
