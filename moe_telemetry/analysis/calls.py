@@ -68,21 +68,17 @@ class Calls:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, selection: Selection, experts_of: Callable[[RouterKey], int]) -> Calls:
-        """Return the calls of a batch with all of `COLUMNS`.
+        """Return the calls of a batch of a trace, with all of `COLUMNS`.
 
         Raises:
-            TraceError: a row does not fit itself, or is of a router that the manifest does not name.
+            TraceError: a row is of a router that the manifest does not name, or begins a sequence before itself.
         """
         batch = _selected(batch, selection)
         groups, group_C = _groups(batch)
         num_experts = tuple(experts_of(group.router) for group in groups)
         top_k_C = _numbers(batch, "top_k")
         ids = batch.column("expert_ids")
-        if ids.null_count or ids.flatten().null_count:
-            raise TraceError("a row of the trace has null for an expert id; expected -1 for a choice that was not made")
         num_ids_C = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int64)
-        if (top_k_C < 1).any() or (num_ids_C % np.maximum(top_k_C, 1)).any():
-            raise TraceError("a row of the trace has expert_ids that are not top_k a token; capture it again")
         rows_C = num_ids_C // top_k_C
         return cls(
             steps_C=_numbers(batch, "step"),
@@ -166,9 +162,6 @@ def _valid(batch: pa.RecordBatch, rows_C: IntArray) -> NDArray[np.bool_] | None:
     if valid.null_count == len(valid):
         return None
     given_C = valid.is_valid().to_numpy(zero_copy_only=False)
-    lengths_C = pc.fill_null(pc.list_value_length(valid), 0).to_numpy(zero_copy_only=False)
-    if (lengths_C != np.where(given_C, rows_C, 0)).any():
-        raise TraceError("a row of the trace has a mask of another length than its tokens; capture it again")
     valid_N = np.ones(rows_C.sum(), dtype=np.bool_)
     valid_N[np.repeat(given_C, rows_C)] = valid.flatten().to_numpy(zero_copy_only=False)
     return valid_N

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from moe_telemetry.errors import TraceError
 from moe_telemetry.identity import RouterKey
+from moe_telemetry.trace.batches import check_columns, check_rows
 from moe_telemetry.trace.consistency import check_known_ranks, check_one_job, missing_pieces
 from moe_telemetry.trace.format import part_name, schema_for
 from moe_telemetry.trace.manifest import Manifest, TracedRouter, manifest_name
@@ -117,7 +118,7 @@ class Trace:
         """Return what `batches` can read, by step; of `counted_parts` where no other are given.
 
         Raises:
-            TraceError: a part is no whole Parquet file, or lacks a column.
+            TraceError: a part is no whole Parquet file, or lacks a column of a trace.
         """
         chosen = self.counted_parts if parts is None else parts
         return tuple(sorted((chunk for part in chosen for chunk in self._chunks_of(part)), key=_by_step))
@@ -126,11 +127,15 @@ class Trace:
         """Yield the rows of a chunk, about half a million expert ids at a time.
 
         Raises:
-            TraceError: the part cannot be read.
+            TraceError: the part cannot be read, or a row does not fit itself.
         """
         with self._opened(chunk.part) as file:
             size = max(1, IDS_PER_BATCH * chunk.num_rows // max(1, chunk.num_ids))
-            yield from file.iter_batches(size, row_groups=[chunk.row_group], columns=list(columns), use_threads=False)
+            for batch in file.iter_batches(
+                size, row_groups=[chunk.row_group], columns=list(columns), use_threads=False
+            ):
+                check_rows(batch, self.file(part_name(*chunk.part)))
+                yield batch
 
     def rows(self, chunk: Chunk) -> Iterator[TraceRow]:
         """Yield the rows of a chunk one by one.
@@ -196,11 +201,7 @@ class Trace:
         name = part_name(*part)
         try:
             with self._source(name) as source, pq.ParquetFile(source) as file:
-                missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
-                if missing:
-                    raise TraceError(
-                        f"{self.file(name)} has no column {missing[0]!r}; expected a part of a route trace"
-                    )
+                check_columns(file.schema_arrow, self.file(name))
                 yield file
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -204,7 +204,8 @@ def test_a_trace_without_routes_yet_says_so(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"top_k": 3}, "expert_ids that are not top_k a token"),
-        ({"top_k": 0}, "expert_ids that are not top_k a token"),
+        ({"top_k": 0}, r"routes-00000-000000\.parquet has a row with top_k below 1"),
+        ({"num_tokens": 1}, "fewer num_tokens than tokens"),
         ({"valid": [True]}, "a mask of another length than its tokens"),
         ({"sequence_starts": [-1, 0]}, "a sequence that begins before its first token"),
         ({"layer": 9}, "has routes of decoder.9, which its manifests do not name"),

@@ -16,6 +16,7 @@ import torch
 
 import moe_telemetry as mt
 from moe_telemetry import RouterKey, TraceError
+from moe_telemetry.analysis import concentration
 from moe_telemetry.testing import make_trace
 from moe_telemetry.testing.models import TinyMoe
 from moe_telemetry.trace.jsonl_source import open_any_trace
@@ -116,6 +117,54 @@ def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "routes-00000-000000.parquet")
     with pytest.raises(TraceError, match=r"000000\.parquet has no column 'step'; expected a part of a route trace"):
         open_trace(tmp_path).chunks()
+
+
+def _rewrite(part: Path, name: str, kind: pa.DataType, *values: object) -> None:
+    """Write a part again with a column of another kind, and with another value in all of its rows where given."""
+    table = pq.read_table(part)
+    column = pa.array([*values] * len(table) if values else table[name].to_pylist(), kind)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, column), part)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "message"),
+    [
+        ("step", "a", pa.string(), "column 'step' is of string; expected int64"),
+        ("step", 1.5, pa.float64(), "column 'step' is of double; expected int64"),
+        ("step", None, pa.int64(), "a null in column 'step'"),
+        ("stage", None, pa.string(), "a null in column 'stage'"),
+        ("expert_ids", [255, 1], pa.list_(pa.uint8()), "column 'expert_ids' is of list<.*uint8"),
+        ("expert_ids", [None, 1], pa.list_(pa.int8()), "a null in column 'expert_ids'"),
+        ("valid", [1], pa.list_(pa.int8()), "column 'valid' is of list<.*; expected list<element: bool not null>"),
+        ("sequence_starts", None, pa.list_(pa.int32()), "a null in column 'sequence_starts'"),
+        ("top_k", 0, pa.int16(), "a row with top_k below 1"),
+    ],
+)
+def test_columns_and_rows_of_another_kind_are_named(
+    tmp_path: Path, name: str, value: object, kind: pa.DataType, message: str
+) -> None:
+    make_trace(tmp_path)
+    _rewrite(tmp_path / "routes-00000-000000.parquet", name, kind, value)
+    with pytest.raises(TraceError, match=f"routes-00000-000000.parquet.*{message}"):
+        _rows(open_trace(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("step", pa.int32()),
+        ("stage", pa.large_string()),
+        ("block", pa.dictionary(pa.int32(), pa.string())),
+        ("expert_ids", pa.large_list(pa.int64())),
+        ("valid", pa.null()),
+    ],
+)
+def test_a_part_that_another_program_wrote_again_is_the_same_trace(
+    tmp_path: Path, name: str, kind: pa.DataType
+) -> None:
+    before = concentration(make_trace(tmp_path))
+    _rewrite(tmp_path / "routes-00000-000000.parquet", name, kind)
+    assert concentration(tmp_path) == before
 
 
 @pytest.mark.parametrize(
