@@ -16,6 +16,7 @@ from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry.summary import HotExpert, JobSummary, LayerLoad, tokens_by_stage
 from moe_telemetry_exporters.console_logs import LogsAboveTable
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["ConsoleExporter"]
 
@@ -46,6 +47,7 @@ class ConsoleExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         if self.max_rows < 1:
             raise ConfigError(f"max_rows={self.max_rows!r}: expected a whole number, 1 or more")
 

@@ -13,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 
 from moe_telemetry.snapshot import Snapshot
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["JsonlExporter"]
 
@@ -30,6 +31,10 @@ class JsonlExporter:
     """The file; its folder is made where it is missing."""
 
     _file: FileIO | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_types(self)
 
     def start(self) -> None:
         """Open the file, and end a line that a killed run left half."""

@@ -257,6 +257,7 @@ def test_a_password_file_without_a_password_opens_no_endpoint(
         ({"linger_seconds": -1.0}, "linger_seconds=-1.0"),
         ({"linger_seconds": float("nan")}, "linger_seconds=nan"),
         ({"port_tries": 0}, "port_tries=0"),
+        ({"address": ""}, "address='': expected an address"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_when_it_is_made(settings: dict[str, Any], message: str) -> None:

@@ -203,6 +203,7 @@ def test_a_gateway_that_does_not_answer_is_given_up_in_time() -> None:
         ({"url": "http://["}, r"url='http://\['"),
         ({"url": "http://host/?a=b"}, "url="),
         ({"url": f"http://me:{PASSWORD}@host"}, "url: expected no user in it"),
+        ({"url": f"me:{PASSWORD}@host:9091"}, "url: expected no user in it"),
         ({"job": ""}, "job=''"),
         ({"timeout_seconds": 0}, "timeout_seconds=0"),
         ({"interval_seconds": -1}, "interval_seconds=-1"),

@@ -156,7 +156,7 @@ class MetricsServer:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     found.sort(key=lambda each: each[0] != socket.AF_INET)  # localhost is 127.0.0.1 where it is both
     family, _, _, _, place = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)

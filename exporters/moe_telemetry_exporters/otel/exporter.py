@@ -21,6 +21,7 @@ from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.otel.instruments import Publication
 from moe_telemetry_exporters.otel.push import Push
 from moe_telemetry_exporters.otel.target import Target, otlp_variable
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["OtelExporter"]
 
@@ -67,6 +68,7 @@ class OtelExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         if self.scope not in {"job", "node"}:
             raise ConfigError(f"scope={self.scope!r}: expected 'job' or 'node'")
         if self.temporality not in {None, *_TEMPORALITIES}:

@@ -116,12 +116,20 @@ def _port(endpoint: str) -> int | None:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    parts = urlsplit(endpoint)
-    if "@" in parts.netloc:
+    # what follows it is a secret with some vendors
+    beginning = re.split(r"(?<=[^:/])[/?#]|(?<=://)[/?#]", endpoint, maxsplit=1)[0]
+    if "@" in beginning:
         raise ConfigError("endpoint has a user or password in it: give it as a header, which is never shown")
-    if parts.scheme not in {"http", "https"} or not parts.hostname or _port(endpoint) == -1:
-        raise ConfigError(f"endpoint={endpoint!r}: expected a URL such as 'http://localhost:4318'")
+    if not beginning.startswith(("http://", "https://")) or not _has_host(beginning):
+        raise ConfigError(f"endpoint={beginning!r}: expected a URL such as 'http://localhost:4318'")
     return endpoint
+
+
+def _has_host(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).hostname) and _port(url) != -1
+    except ValueError:  # half of an address in brackets
+        return False
 
 
 def _checked_timeout(seconds: float | None) -> float:

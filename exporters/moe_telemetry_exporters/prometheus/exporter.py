@@ -29,11 +29,13 @@ from moe_telemetry_exporters.live import LiveView
 from moe_telemetry_exporters.live.page import live_routes
 from moe_telemetry_exporters.prometheus.collector import SnapshotCollector
 from moe_telemetry_exporters.prometheus.linger import Audience, end_lingering, linger
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["PrometheusExporter"]
 
 _logger = logging.getLogger("moe_telemetry")
 
+_LAST_PORT = 65535
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -80,9 +82,12 @@ class PrometheusExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        _check_whole("port", self.port, 0, 65535)
-        _check_whole("port_tries", self.port_tries, 1, 65535)
-        if isinstance(self.linger_seconds, bool) or not 0 <= self.linger_seconds < math.inf:
+        check_types(self)
+        _check_port("port", self.port, least=0)
+        _check_port("port_tries", self.port_tries, least=1)
+        if not self.address:  # to a socket it means all interfaces, and a variable may be empty by mistake
+            raise ConfigError("address='': expected an address to listen on; 0.0.0.0 lets other machines scrape")
+        if not 0 <= self.linger_seconds < math.inf:
             raise ConfigError(f"linger_seconds={self.linger_seconds!r}: expected a number of seconds, 0 or more")
         self._credentials = Credentials.of(self.username, self.password, self.password_file)
         self._certificates = Certificates.of(self.certfile, self.keyfile, self.client_cafile)
@@ -117,7 +122,7 @@ class PrometheusExporter:
         tls = None if self._certificates is None else Tls(self._certificates)
         if self._credentials is not None:
             self._credentials.header()  # a password that cannot be read is reported now
-        last = min(self.port + self.port_tries, 65536) - 1
+        last = min(self.port + self.port_tries - 1, _LAST_PORT)
         for port in range(self.port, last):
             with suppress(OSError):
                 return self._bind(port, tls)
@@ -178,6 +183,6 @@ class PrometheusExporter:
             self._joined = None
 
 
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {most}")
+def _check_port(name: str, value: int, *, least: int) -> None:
+    if not least <= value <= _LAST_PORT:
+        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {_LAST_PORT}")

@@ -26,6 +26,7 @@ from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
 from moe_telemetry_exporters.endpoint.credentials import Credentials
 from moe_telemetry_exporters.prometheus.text import TextRenderer
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["PushgatewayExporter"]
 
@@ -72,12 +73,13 @@ class PushgatewayExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         _check_url(self.url)
         if not self.job:
             raise ConfigError("job='': expected a text that is not empty")
         for name, least in (("interval_seconds", 0.0), ("timeout_seconds", 0.001)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            if not least <= value < math.inf:
                 raise ConfigError(f"{name}={value!r}: expected a number of seconds, {least:g} or more")
         self._credentials = Credentials.of(self.username, self.password, self.password_file)
 
@@ -152,15 +154,15 @@ def _text_of(refusal: urllib.error.HTTPError) -> str:
     return ""
 
 
-def _check_url(url: object) -> None:
+def _check_url(url: str) -> None:
     try:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        is_good = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, is_good = None, False
-    if parts is not None and "@" in parts.netloc:  # never shown: what stands before it is a secret
+        is_good = False
+    if "@" in url:  # never shown: what stands before it is a secret
         raise ConfigError("url: expected no user in it; set username, and password or password_file")
-    if parts is None or not is_good or parts.query or parts.fragment:
+    if not is_good or parts.query or parts.fragment:
         raise ConfigError(f"url={url!r}: expected http:// or https://, a host, a port, and perhaps a path")
 
 

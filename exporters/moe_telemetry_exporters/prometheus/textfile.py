@@ -15,6 +15,7 @@ from typing import ClassVar
 from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Scope, Snapshot
 from moe_telemetry_exporters.prometheus.text import TextRenderer
+from moe_telemetry_exporters.settings import check_types
 
 __all__ = ["PrometheusTextfileExporter"]
 
@@ -41,6 +42,7 @@ class PrometheusTextfileExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         if Path(self.filename).name != self.filename or not self.filename.endswith(".prom"):
             raise ConfigError(f"filename={self.filename!r}: expected a name without folders that ends in .prom")
 

@@ -18,6 +18,7 @@ from moe_telemetry.errors import ConfigError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
+from moe_telemetry_exporters.settings import check_types
 from moe_telemetry_exporters.tensorboard.events import EventFiles
 from moe_telemetry_exporters.tensorboard.layout import layout_summary
 
@@ -46,6 +47,7 @@ class TensorBoardExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         if self.heatmap_every < 0:
             raise ConfigError(f"heatmap_every={self.heatmap_every!r}: expected a whole number, 0 (never) or more")
 

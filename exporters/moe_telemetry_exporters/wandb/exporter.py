@@ -25,6 +25,7 @@ from moe_telemetry.errors import ConfigError, ExporterError
 from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
+from moe_telemetry_exporters.settings import check_types
 from moe_telemetry_exporters.wandb.alerts import AlertLog
 from moe_telemetry_exporters.wandb.rows import STEP_KEY, Rows
 from moe_telemetry_exporters.wandb.start import start_run
@@ -72,6 +73,7 @@ class WandbExporter:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        check_types(self)
         if self.mode not in _MODES:
             raise ConfigError(f"mode={self.mode!r}: expected one of {', '.join(mode for mode in _MODES if mode)}")
         if not self.init_timeout_seconds > 0:

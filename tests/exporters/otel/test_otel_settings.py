@@ -150,9 +150,19 @@ def test_headers_of_the_environment_that_cannot_be_read_are_not_repeated(monkeyp
     assert error.value.__cause__ is None
 
 
-def test_a_password_in_the_endpoint_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize("endpoint", ["http://me:hunter2@host:4318", "me:hunter2@host:4318", "me:hunter2@[::1/"])
+def test_a_password_in_the_endpoint_is_refused_and_not_repeated(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="give it as a header") as error:
-        OtelExporter(endpoint="http://me:hunter2@host:4318")
+        OtelExporter(endpoint=endpoint)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["htp://host/hunter2", "host:4318/hunter2", "http://[::1?key=hunter2", "http://?hunter2"]
+)
+def test_a_path_or_a_query_which_may_be_a_key_is_not_repeated(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL") as error:
+        OtelExporter(endpoint=endpoint)
     assert "hunter2" not in str(error.value)
 
 
