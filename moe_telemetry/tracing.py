@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -35,7 +36,8 @@ WAITING_BYTES = 256 * 2**20
 
 _logger = logging.getLogger("moe_telemetry")
 _CLOSE_SECONDS = 10.0
-_running: set[Trace] = set()
+# the writer's thread holds its trace until all of it is on the disk
+_unfinished: weakref.WeakSet[Trace] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +105,7 @@ class Trace:
         for key, tap in taps.items():
             tap.capture = self._captures[key]
         self.is_running = True
-        _running.add(self)
+        _unfinished.add(self)
 
     @property
     def left_out(self) -> LeftOut:
@@ -166,7 +168,6 @@ class Trace:
             if tap.capture is self._captures[key]:
                 tap.capture = None
         self._writer.finish()
-        _running.discard(self)
 
     def _describe(self, is_complete: bool) -> Manifest:  # noqa: FBT001  # the writer's thread calls it
         return replace(
@@ -261,6 +262,6 @@ def _start_writer(
 
 
 @atexit.register
-def _close_running_traces() -> None:
-    for trace in list(_running):
+def _finish_traces() -> None:
+    for trace in list(_unfinished):
         trace.close()

@@ -153,7 +153,7 @@ def _rows_of_step(
     num_real = plan.num_tokens - plan.num_padding
     for microbatch in range(plan.num_microbatches):
         # ranks of one token group hold the same tokens
-        chance = np.random.default_rng([plan.seed, group, step, microbatch])
+        chance = np.random.default_rng([plan.seed, group, step % 2**64, microbatch])
         if plan.hidden_size:
             layers = _routed_by_products(plan, chance, step, microbatch, tensors)
         else:

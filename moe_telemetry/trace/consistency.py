@@ -61,7 +61,7 @@ def missing_pieces(manifests: Sequence[Manifest], parts: Iterable[tuple[int, int
     """Yield what is missing of a trace, in sentences; parts are given by rank and number, in order."""
     world_size = manifests[0].world_size
     if missing := sorted(set(range(world_size)) - {manifest.rank for manifest in manifests}):
-        yield f"ranks without a manifest, whose tokens are not counted: {_numbers(missing)} of {world_size}"
+        yield f"no manifest of ranks {_numbers(missing)} of {world_size}: tokens that they alone hold are not counted"
     if unended := [manifest.rank for manifest in manifests if not manifest.is_complete]:
         yield f"ranks whose capture has not ended (killed, or still running): {_numbers(unended)}"
     numbers = defaultdict(list)

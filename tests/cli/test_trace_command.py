@@ -247,11 +247,14 @@ def test_a_missing_package_is_named_with_its_extra(package: str, trace: str, tmp
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from moe_telemetry.cli import main\n"
-        f"sys.exit(main(['trace', 'concentration', {trace!r}, '--png', {str(tmp_path / 'a.png')!r}]))"
+        f"options = ['--png', {str(tmp_path / 'a.png')!r}, '--csv', {str(tmp_path / 'a.csv')!r}]\n"
+        f"sys.exit(main(['trace', 'concentration', {trace!r}, *options]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr == f"moe-telemetry: moe-telemetry trace needs {package}: pip install 'moe-telemetry[trace]'\n"
+    # said before anything was counted
+    assert not (tmp_path / "a.csv").exists()
 
 
 def test_an_analysis_loads_neither_torch_nor_what_it_does_not_draw(trace: str) -> None:

@@ -223,7 +223,7 @@ def test_a_rank_that_is_missing_altogether_is_said(tmp_path: Path) -> None:
     for path in tmp_path.glob("*-00001*"):
         path.unlink()
     trace = open_trace(tmp_path)
-    assert trace.notes == ("ranks without a manifest, whose tokens are not counted: 1 of 3",)
+    assert trace.notes == ("no manifest of ranks 1 of 3: tokens that they alone hold are not counted",)
     assert {row["rank"] for row in _rows(trace)} == {0, 2}
 
 

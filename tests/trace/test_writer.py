@@ -225,6 +225,28 @@ def test_a_run_that_is_killed_leaves_whole_parts_and_nothing_else_that_counts(tm
     assert not _manifest(tmp_path).is_complete
 
 
+TWO_TRACES = """
+import time
+from pathlib import Path
+write = writer.write_part
+def write_slowly(folder, *rest):
+    time.sleep(2.0 if folder.name == "first" else 0.0)
+    return write(folder, *rest)
+writer.write_part = write_slowly
+model = TinyMoe()
+monitor = mt.watch(model, routers=model.routers)
+for step, name in enumerate(("first", "second")):
+    monitor.trace(Path(sys.argv[1], name), max_steps=1)
+    model(torch.randn(2, 3, 16))
+    monitor.step(step)
+"""
+
+
+def test_a_process_that_ends_waits_for_traces_that_ended_by_themselves(tmp_path: Path) -> None:
+    assert _child(tmp_path, 100.0, TWO_TRACES).wait(120) == 0
+    assert [_found(tmp_path / name) for name in ("first", "second")] == [[0, 0], [1, 1]]
+
+
 def test_a_process_that_ends_without_a_close_writes_what_it_has(tmp_path: Path) -> None:
     # nobody holds the monitor, and nobody has called step()
     child = _child(tmp_path, 100.0, "model(torch.randn(2, 3, 16)); trace.end_step(7); model(torch.randn(2, 3, 16))")

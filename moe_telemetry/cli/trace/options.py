@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,8 @@ def needs_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
     @wraps(run)
     def guarded(arguments: argparse.Namespace) -> int:
         try:
+            if getattr(arguments, "png", None) or getattr(arguments, "html", None):
+                import_module("moe_telemetry.analysis.pictures")  # before hours of counting, not after
             return run(arguments)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _PACKAGES:
