@@ -41,8 +41,9 @@ class Reporting:
         """What the training thread has spent on telemetry, as far as the monitor knows it."""
         self._routes = routes
         self._seat = seat
-        self._run = run
+        self._run = _utf8(run)
         self._config = config
+        self._labels = {name: _utf8(value) for name, value in config.labels.items()}
         self._has_reported_invalid = False
         self._history = History(reducer.layout.routers)
         self.delivery = Delivery(
@@ -118,7 +119,7 @@ class Reporting:
             world_size=self._seat.num_ranks,
             layers=self._history.layers,
             health=self._health(finished=finished),
-            labels=self._config.labels,
+            labels=self._labels,
             leads=self._seat.leads_job,
             per_expert=self._config.per_expert,
             max_series=self._config.max_series,
@@ -138,3 +139,8 @@ class Reporting:
             misalignment=None if finding is None else finding.cause,
             misalignment_offset=0 if finding is None else finding.offset,
         )
+
+
+def _utf8(text: str) -> str:
+    """Return the text without what UTF-8 has no bytes for: it may come from a variable in another encoding."""
+    return text.encode(errors="replace").decode()

@@ -22,6 +22,8 @@ __all__ = ["ConsoleExporter"]
 
 _LINES_AROUND_TABLE = 8
 _NUM_HOT = 3
+_UNBROKEN = "\u00a0"
+"""A space at which no line ends."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,7 +62,7 @@ class ConsoleExporter:
             self._draw(console, snapshot, seconds)
             return
         for stage in tokens_by_stage(snapshot, "window"):
-            line = _line(snapshot, JobSummary.of(snapshot, stage=stage), seconds)
+            line = _shown(_line(snapshot, JobSummary.of(snapshot, stage=stage), seconds), console)
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _draw(self, console: Console, snapshot: Snapshot, seconds: float | None) -> None:
@@ -72,9 +74,10 @@ class ConsoleExporter:
         summary = JobSummary.of(snapshot)
         if summary.layers or self._table is None:
             # a window without tokens, as the last one often is, leaves the table as it was
-            self._table = _table(summary, min(self.max_rows, max(1, console.size.height - _LINES_AROUND_TABLE)))
+            self._table = _table(summary, self.max_rows, console)
         rate = summary.tokens / seconds if seconds else None
-        self._live.update(Group(_header(snapshot, rate), self._table), refresh=True)
+        header = Text(_shown(_header(snapshot, rate), console), style="bold", no_wrap=True)
+        self._live.update(Group(header, self._table), refresh=True)
 
     def close(self) -> None:
         """Leave the last table on the terminal."""
@@ -91,17 +94,26 @@ def _seconds_between(last: Snapshot | None, now: Snapshot) -> float | None:
     return now.time - last.time if last is not None and now.time > last.time else None
 
 
-def _header(snapshot: Snapshot, rate: float | None) -> Text:
+def _shown(text: str, console: Console) -> str:
+    """Return what a console can write in one line: runs, stages and blocks are the user's words."""
+    if console.options.ascii_only:
+        text = text.replace(_UNBROKEN, " ")
+    plain = "".join(char if char.isprintable() or char == _UNBROKEN else "?" for char in text)
+    return plain.encode(console.encoding, "replace").decode(console.encoding)
+
+
+def _header(snapshot: Snapshot, rate: float | None) -> str:
     tokens = ", ".join(f"{stage} {count:,}" for stage, count in tokens_by_stage(snapshot, "total").items())
-    header = Text(f"run {snapshot.run}  step {snapshot.step:,}  tokens {tokens or 0}", style="bold", no_wrap=True)
+    words = [f"run {snapshot.run}", f"step {snapshot.step:,}", f"tokens {tokens or 0}"]
     if rate:
-        header.append(f"  {rate:,.0f} tokens/s")
-    return header
+        words.append(f"{rate:,.0f} tokens/s")
+    return "  ".join(words)
 
 
-def _table(summary: JobSummary, max_rows: int) -> Table:
+def _table(summary: JobSummary, most_rows: int, console: Console) -> Table:
+    num_rows = min(most_rows, max(1, console.size.height - _LINES_AROUND_TABLE))
     ranked = sorted(summary.layers, key=lambda layer: -layer.stats.max_violation)
-    shown = {layer.router for layer in ranked[:max_rows]}
+    shown = {layer.router for layer in ranked[:num_rows]}
     num_hidden = len(summary.layers) - len(shown)
     caption = f"{num_hidden} more layers, each with a lower MaxVio" if num_hidden else None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=caption)
@@ -110,21 +122,22 @@ def _table(summary: JobSummary, max_rows: int) -> Table:
     table.add_column("hottest experts")  # the only column that wraps: no number is cut off
     for layer in summary.layers:
         if layer.router in shown:
-            table.add_row(*_cells(layer), style="bold red" if layer is ranked[0] else None)
+            # not plain strings: a name may hold what rich would take for markup
+            cells = [Text(_shown(cell, console)) for cell in _cells(layer)]
+            table.add_row(*cells, style="bold red" if layer is ranked[0] else None)
     return table
 
 
-def _cells(layer: LayerLoad) -> list[Text]:
+def _cells(layer: LayerLoad) -> list[str]:
     stats = layer.stats
-    cells = [
+    return [
         str(layer.router),
         f"{layer.counts.tokens:,}",
         f"{stats.max_violation:.2f}",
         f"{stats.entropy:.3f}",
         str(stats.dead_experts),
-        "  ".join(f"{hot.expert.expert}\u00a0({hot.share:.1%})" for hot in layer.hottest_experts(_NUM_HOT)),
+        "  ".join(f"{hot.expert.expert}{_UNBROKEN}({hot.share:.1%})" for hot in layer.hottest_experts(_NUM_HOT)),
     ]
-    return [Text(cell) for cell in cells]  # a name may hold what rich would take for markup
 
 
 def _line(snapshot: Snapshot, summary: JobSummary, seconds: float | None) -> str:

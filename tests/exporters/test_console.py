@@ -63,6 +63,23 @@ def test_a_line_is_not_wrapped_and_not_coloured() -> None:
     assert len(line) > 340
 
 
+def test_what_would_end_the_line_or_colour_it_is_not_written() -> None:
+    (line,) = _plain(make_snapshot(run="a\nb\x1b[31m\udcff é漢"))
+    assert line.startswith("moe-telemetry: run a?b?[31m? é漢 step 10: ")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_encoding_of_the_stream_does_not_have_is_replaced(encoding: str, *, terminal: bool) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding)
+    exporter = ConsoleExporter(console=Console(file=stream, force_terminal=terminal, width=110, height=40))
+    exporter.export(make_snapshot(run="漢1"))
+    exporter.close()
+    stream.flush()
+    assert b"run ?1" in written.getvalue()
+
+
 def test_a_window_without_tokens_is_no_line() -> None:
     assert len(_plain(make_snapshot(), make_snapshot(step=20, window_steps=0))) == 1
 

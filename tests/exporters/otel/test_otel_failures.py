@@ -97,6 +97,14 @@ def test_the_error_says_who_failed_and_why(sink: Sink, protocol: str, caplog: py
     assert not caplog.records
 
 
+def test_an_error_quotes_no_metric_in_whole(sink: Sink, protocol: str) -> None:
+    exporter = _exporter(sink, protocol)
+    with pytest.raises(ExporterError, match="Failed to encode") as error:
+        exporter.export(make_snapshot(step=2**70, num_layers=61))  # more than a point can hold
+    exporter.close()
+    assert len(str(error.value)) < 1000
+
+
 def test_no_message_has_a_header_or_the_path_of_the_endpoint(protocol: str) -> None:
     url = f"http://127.0.0.1:{free_port()}/tenant/s3cret-path"
     headers = {"authorization": "Bearer s3cret\n"}  # a line end, which neither protocol takes
