@@ -19,8 +19,6 @@ __all__ = ["Connection"]
 
 _LOGGERS: Mapping[str, str] = {GRPC: f"{PACKAGES[GRPC]}.exporter", HTTP: f"{PACKAGES[HTTP]}.metric_exporter"}
 _LONGEST_ANSWER = 200
-_LONGEST_REASON = 500
-"""A metric that the SDK cannot encode is quoted whole by it, with every point."""
 
 
 class Connection:
@@ -81,8 +79,7 @@ class Connection:
 
     def _failure(self, reasons: Sequence[str]) -> ExporterError:
         told = self._shown("; ".join(dict.fromkeys(reasons)) or "no reason given")
-        reason = told if len(told) <= _LONGEST_REASON else f"{told[:_LONGEST_REASON]}..."
-        return ExporterError(f"{self._target.shown} did not take the metrics: {reason}")
+        return ExporterError(f"{self._target.shown} did not take the metrics: {told}")
 
     def _shown(self, text: str) -> str:
         for secret in self._target.secrets:

@@ -18,6 +18,9 @@ from moe_telemetry_exporters.otel.target import Target
 
 __all__ = ["Push"]
 
+_LONGEST_REASON = 600
+"""Of all requests together: the SDK quotes a metric that it cannot encode, with every point of it."""
+
 
 class Push:
     """Sends snapshots to an OTLP receiver.
@@ -87,6 +90,7 @@ class Push:
         self._count(has_failed=bool(failures))
         if failures:
             told = "; ".join(dict.fromkeys(failures))
+            told = told if len(told) <= _LONGEST_REASON else f"{told[:_LONGEST_REASON]}..."
             raise ExporterError(f"{told} (of {len(requests)} requests)" if len(requests) > 1 else told)
 
     def _send(self, request: Batch) -> str:
