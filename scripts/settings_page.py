@@ -37,16 +37,17 @@ nobody reads is reported with the one it resembles. Settings without a variable 
 def settings_page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION, "## The monitor\n", *_entries(TelemetryConfig, "MOE_TELEMETRY_")]
-    for name, factory in sorted(_exporters().items()):
-        line = f"`from {factory.__module__.removesuffix('.exporter')} import {factory.__name__}`"
+    for name, (home, factory) in sorted(_exporters().items()):
+        line = f"`from {home} import {factory.__name__}`"
         parts += [f'## Exporter `"{name}"`\n', f"{_first_sentence(factory)}\n", f"{line}\n"]
         parts += _entries(factory, f"MOE_TELEMETRY_{name.upper()}_")
     return "\n".join(parts)
 
 
-def _exporters() -> dict[str, Any]:
-    entries = distribution("moe-telemetry").entry_points
-    return {entry.name: entry.load() for entry in entries if entry.group == "moe_telemetry.exporters"}
+def _exporters() -> dict[str, tuple[str, Any]]:
+    """Return the module and the class of every exporter, by name."""
+    entries = distribution("moe-telemetry").entry_points.select(group="moe_telemetry.exporters")
+    return {entry.name: (entry.module, entry.load()) for entry in entries}
 
 
 def _first_sentence(factory: type) -> str:
