@@ -19,6 +19,7 @@ from moe_telemetry.analysis.measures import default_top, hottest
 from moe_telemetry.analysis.opening import check_top, nothing_left, open_source
 from moe_telemetry.analysis.selection import Selection
 from moe_telemetry.analysis.timeline import Folded, Group, Timeline, Vector, finish
+from moe_telemetry.errors import ConfigError
 from moe_telemetry.identity import RouterKey
 from moe_telemetry.trace.reader import Chunk, Trace
 
@@ -70,9 +71,15 @@ class LayerConcentration:
         return tuple(covered / total for covered in accumulate(sorted(self.assignments, reverse=True)))
 
     def coverage(self, top: int | None = None) -> float | None:
-        """Return the share of all assignments that the `top` hottest experts take; N where not given."""
-        curve = self.coverage_curve
-        return None if curve is None else curve[(self.top if top is None else top) - 1]
+        """Return the share of all assignments that the `top` hottest experts take; N where not given.
+
+        Raises:
+            ConfigError: there are not so many experts.
+        """
+        curve, count = self.coverage_curve, self.top if top is None else top
+        if not 1 <= count <= self.num_experts:
+            raise ConfigError(f"coverage({top}): expected 1 to {self.num_experts}, the experts of {self.router}")
+        return None if curve is None else curve[count - 1]
 
     def uniform(self, top: int | None = None) -> float:
         """Return the coverage of a balanced router: top / E."""

@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moe_telemetry.analysis.opening import open_source
+from moe_telemetry.analysis.opening import nothing_left, open_source
+from moe_telemetry.analysis.selection import Selection
 from moe_telemetry.trace.reader import Trace
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def read_trace(trace: str | os.PathLike[str] | Trace, *, num_experts: int | None
     from polars.io.plugins import register_io_source  # noqa: PLC0415
 
     source = open_source(trace, num_experts=num_experts)
-    empty = next(source.batches(source.chunks()[0])).slice(0, 0)
-    schema: Any = pl.from_arrow(empty).schema
+    first = next((batch for chunk in source.chunks() for batch in source.batches(chunk)), None)
+    if first is None:
+        raise nothing_left(source, Selection())
+    schema: Any = pl.from_arrow(first.slice(0, 0)).schema
 
     def batches(
         columns: list[str] | None, predicate: pl.Expr | None, num_rows: int | None, _size: int | None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 
 import pyarrow.compute as pc
 
-from moe_telemetry.analysis.opening import open_source
+from moe_telemetry.analysis.opening import nothing_left, open_source
+from moe_telemetry.analysis.selection import Selection
 from moe_telemetry.trace.format import part_name, tensors_name
 from moe_telemetry.trace.manifest import LeftOut, TracedRouter
 from moe_telemetry.trace.reader import Chunk, Trace, open_trace
@@ -71,7 +73,7 @@ class Inventory:
         }
 
 
-def take_inventory(url: str) -> Inventory:
+def take_inventory(url: str | os.PathLike[str]) -> Inventory:
     """Return what the trace at a path or URL holds.
 
     Raises:
@@ -80,6 +82,8 @@ def take_inventory(url: str) -> Inventory:
     trace = open_source(open_trace(url))
     found = [_of_chunk(trace, chunk) for chunk in trace.chunks()]
     steps = {step for each in found for step in each.steps}
+    if not steps:
+        raise nothing_left(trace, Selection())
     first = trace.manifests[0]
     return Inventory(
         trace=trace.url,

@@ -32,6 +32,8 @@ Result = Concentration | Predictability | Drift
 _DPI = 144
 _WIDTH = 8.0
 """Inches of a panel."""
+_LETTERS = 90
+"""Of names side by side below a panel."""
 _LOAD_CAP = 4.0
 """Load over the mean from which the colour stays the same."""
 
@@ -240,17 +242,18 @@ def _line(axes: Any, values: Sequence[float | None], colour: str, label: str, st
 
 
 def _finish_by_layer(axes: Any, names: Sequence[str], label: str) -> None:  # noqa: ANN401
-    axes.set(xticks=_some(len(names)), ylabel=label)
-    axes.set_xticklabels([names[index] for index in _some(len(names))])
+    shown = _some(len(names), min(10, max(1, _LETTERS // (3 + max(map(len, names))))))
+    axes.set(xticks=shown, ylabel=label)
+    axes.set_xticklabels([names[index] for index in shown])
     low, high = axes.get_ylim()
     axes.set_ylim(min(0.0, low), max(1.02, high))
     axes.grid(visible=True)
     axes.legend(loc="best", fontsize=8)
 
 
-def _some(count: int) -> list[int]:
-    """Return at most ten indices, evenly spread, the first among them."""
-    return list(range(0, count, -(-count // 10)))
+def _some(count: int, most: int = 10) -> list[int]:
+    """Return at most so many indices, evenly spread, the first among them."""
+    return list(range(0, count, -(-count // most)))
 
 
 def _file_name(stage: str) -> str:

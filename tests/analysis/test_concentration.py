@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from moe_telemetry import ConfigError, RouterKey, TraceError
-from moe_telemetry.analysis import Concentration, concentration, drift
+from moe_telemetry.analysis import Concentration, concentration, drift, read_trace
+from moe_telemetry.analysis.inventory import take_inventory
 from moe_telemetry.testing import make_trace
 from moe_telemetry.trace.reader import open_trace
 from tests.analysis.trace_files import DECODER, call, write_trace
@@ -192,6 +195,22 @@ def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str, t
     make_trace(tmp_path)
     with pytest.raises(ConfigError, match=message):
         concentration(tmp_path, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [concentration, take_inventory, read_trace])
+def test_a_trace_whose_parts_have_no_row_says_so(read: Callable[[Path], object], tmp_path: Path) -> None:
+    write_trace(tmp_path, [call([[0]])])
+    part = tmp_path / "routes-00000-000000.parquet"
+    pq.write_table(pq.read_table(part).slice(0, 0), part)
+    with pytest.raises(TraceError, match=f"{tmp_path} has no router call"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("top", [0, -1, 17])
+def test_the_coverage_of_experts_that_there_are_not_is_refused(top: int, tmp_path: Path) -> None:
+    layer = concentration(make_trace(tmp_path)).layers[0]
+    with pytest.raises(ConfigError, match=rf"coverage\({top}\): expected 1 to 16, the experts of decoder.0"):
+        layer.coverage(top)
 
 
 def test_a_trace_without_routes_yet_says_so(tmp_path: Path) -> None:
