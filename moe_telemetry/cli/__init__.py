@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import NoReturn
 
 from moe_telemetry._version import __version__
@@ -43,6 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # a terminal may have no character for a bar or a name: a question mark is no reason to end
+        sys.stdout.reconfigure(errors="replace")
     arguments = build_parser().parse_args(argv)
     try:
         exit_code: int = arguments.run(arguments)

@@ -1,4 +1,4 @@
-"""`moe-telemetry watch`: a frame, a file, a terminal, JSON, and endpoints that are not there."""
+"""`moe-telemetry watch`: a frame, a file, a terminal, JSON."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from fcntl import ioctl
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from rich.console import Console
 
 from moe_telemetry import Snapshot
@@ -137,111 +133,63 @@ def test_text_of_the_user_is_neither_markup_nor_a_command_to_the_terminal(
     assert "\x1b" not in printed
 
 
-# endpoints that are not there
+def test_text_that_turns_the_direction_of_what_follows_is_taken_out() -> None:
+    view = LiveView()
+    view.show(make_snapshot(run="run \u202e1\u2066"))
+    assert "\u202e" not in _text_of(view, columns=80)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--once"], ["--json"]])
-def test_an_endpoint_that_is_not_there_is_one_line_and_exit_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", "127.0.0.1:1", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
-        "moe-telemetry: no endpoint at http://127.0.0.1:1/ (Connection refused): "
-        "is the run up, with a Prometheus exporter on that port?\n"
+def test_a_long_name_of_a_run_leaves_the_state_on_the_screen() -> None:
+    view = LiveView()
+    view.show(make_snapshot(run="x" * 300))
+    first = _text_of(view, columns=40).splitlines()[0]
+    assert first.startswith("xxx")
+    assert "  live" in first
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
+def test_a_narrow_table_has_fewer_columns_and_none_is_cut(columns: int) -> None:
+    view = LiveView()
+    view.show(_misaligned(make_snapshot(num_layers=12, num_experts=64, replayed=True)))
+    table = _text_of(view, columns=columns, lines=200).split(" layer ")[1]
+    assert "…" not in table
+    titles = table.splitlines()[0].split()
+    # what an alert is about is the last to go
+    assert "agree" in titles
+    assert len(titles) == 13 or columns < 140
+
+
+def test_without_colours_there_is_no_heatmap() -> None:
+    view = LiveView()
+    view.show(make_snapshot())
+    assert "▀" in _text_of(view, columns=80)
+    assert "▀" not in _text_of(view, columns=80, no_color=True)
+
+
+def _text_of(view: LiveView, *, columns: int, lines: int = 40, **options: Any) -> str:
+    console = Console(
+        file=StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        width=columns,
+        height=lines,
+        record=True,
+        **options,
     )
+    console.print(Frame(view.document(), is_bounded=True))
+    return console.export_text()
 
 
-@pytest.mark.parametrize("address", ["ftp://x:1", "http://", "127.0.0.1:99999", "127.0.0.1:port", "https://u:secret@"])
-def test_what_is_no_address_is_refused_without_its_password(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", address]) == 2
-    error = capsys.readouterr().err
-    assert "expected the address of an endpoint, as in 127.0.0.1:9464" in error
-    assert "secret" not in error
-    assert error.count("\n") == 1
-
-
-class _Other(BaseHTTPRequestHandler):
-    """A server that is not ours, or that wants a password."""
-
-    def do_GET(self) -> None:
-        status, body = self.server.answer  # type: ignore[attr-defined]
-        if self.headers.get("Authorization") == "Basic dTpwOndvcmQ=":  # u:p:word
-            status, body = 200, b'{"schema": 1, "state": "waiting", "now": 0, "version": "0"}'
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def _other(status: int, body: bytes) -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), _Other)
-    server.answer = status, body  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        (404, b"", "is it the endpoint of moe-telemetry, and of this version?"),
-        (200, b"<html>", "is not what moe-telemetry serves: b'<html>'"),
-        (200, b"[1]", "is not what moe-telemetry serves"),
-        (200, b'{"schema": 7}', "speaks schema 7, this version 1"),
-        (401, b"", "give user and password in the URL, https://USER:PASSWORD@host"),
-    ],
-)
-def test_another_answer_is_explained(
-    status: int, body: bytes, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with _other(status, body) as address:
-        assert main(["watch", address, "--once"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_user_and_password_come_from_the_address_or_the_environment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with _other(401, b"") as address:
-        assert main(["watch", f"http://u:p%3Aword@{address}", "--once"]) == 0
-        environ = {"MOE_TELEMETRY_PROMETHEUS_USERNAME": "u", "MOE_TELEMETRY_PROMETHEUS_PASSWORD": "p:word"}
-        assert Source(address, environ=environ).fetch()["state"] == "waiting"
-        (tmp_path / "password").write_text("p:word\n")
-        environ = {
-            "MOE_TELEMETRY_PROMETHEUS_USERNAME": "u",
-            "MOE_TELEMETRY_PROMETHEUS_PASSWORD_FILE": str(tmp_path / "password"),
-        }
-        assert Source(address, environ=environ).fetch()["state"] == "waiting"
-        assert main(["watch", f"http://u:wrong@{address}", "--once"]) == 2
-    assert "wrong" not in capsys.readouterr().err
-
-
-def test_a_certificate_that_is_not_trusted_is_explained_and_can_be_accepted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    certificate = trustme.CA().issue_cert("127.0.0.1")
-    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    both = str(tmp_path / "both.pem")
-    exporter = PrometheusExporter(port=0, certfile=both, keyfile=both)
-    exporter.start()
-    exporter.export(_now(make_snapshot()))
-    try:
-        assert main(["watch", f"https://{_address(exporter)}", "--once"]) == 2
-        assert "--insecure goes on without a check" in capsys.readouterr().err
-        assert main(["watch", f"https://{_address(exporter)}", "--once", "--insecure"]) == 0
-        assert "run-1  live" in capsys.readouterr().out
-    finally:
-        exporter.close()
+def test_a_terminal_without_unicode_gets_plain_characters(exporter: PrometheusExporter) -> None:
+    for step in (10, 20):
+        exporter.export(_now(make_snapshot(step=step, seed=step, run="é漢")))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "moe_telemetry.cli", "watch", "--once", _address(exporter)]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    printed = done.stdout.decode("ascii")
+    assert printed.startswith("??  live  step 20")
+    assert re.search(r"MaxVio +\d\.\d\d  [_#]{2}", printed)
 
 
 # until Ctrl-C
@@ -301,6 +249,23 @@ def test_a_file_gets_a_frame_for_every_new_snapshot_and_a_pause_of_the_endpoint_
         program.kill()
         program.wait()
         program.stdout.close()
+
+
+def test_a_reader_that_has_seen_enough_ends_the_watch_without_an_error(exporter: PrometheusExporter) -> None:
+    exporter.export(_now(make_snapshot(step=10)))
+    program = _watch(_address(exporter), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    try:
+        program.stdout.readline()
+        program.stdout.close()
+        exporter.export(_now(make_snapshot(step=20)))
+        assert program.stderr is not None
+        assert program.stderr.read() == b""
+        assert program.wait(30) == 0
+        program.stderr.close()
+    finally:
+        program.kill()
+        program.wait()
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40)])

@@ -33,9 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Look once, or until Ctrl-C."""
     # rich and the client are loaded by this command alone
-    from rich.console import Console
-
-    from moe_telemetry.cli.watch.loop import Watch
+    from moe_telemetry.cli.watch.loop import Screen, Watch
     from moe_telemetry.cli.watch.source import Source
     from moe_telemetry.cli.watch.view import Frame
 
@@ -44,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(first, indent=2))
         return 0
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _COLUMNS_OF_A_FILE
     if arguments.once:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ __all__ = ["age", "alerts", "count", "curves", "heatmap", "layers"]
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
+Bad = AbstractSet[tuple[str | None, str | None]]
+"""Layers and columns that a standing alert is about."""
 
 SEVERITIES = {"critical": "bold red", "warning": "yellow", "info": "blue"}
 # of log2(load / mean) from -3 to 3: blue is less, orange more, and an even load is a grey that any background bears
@@ -30,7 +33,9 @@ _STOPS = (
     (252, 112, 8),
 )
 _DEAD = Color.from_rgb(0, 0, 0)
-_BARS = "▁▂▃▄▅▆▇█"
+# of the table, around it and between two columns
+_EDGES, _BETWEEN = 3, 2
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~:+*#"
 
 
 class Column(NamedTuple):
@@ -39,8 +44,8 @@ class Column(NamedTuple):
     title: str
     name: str
     show: Callable[[Any], str]
-    least_width: int = 0
-    """Columns of the terminal from which it is shown."""
+    rank: int
+    """Of the columns that a terminal has no room for, those with the largest are left out."""
     is_optional: bool = False
     """Left out where no layer has a value."""
 
@@ -70,19 +75,19 @@ def _digits(places: int) -> Callable[[float], str]:
 
 
 COLUMNS = (
-    Column("tokens", "tokens", count),
-    Column("MaxVio", "max_violation", _digits(2)),
-    Column("MinVio", "min_violation", _digits(2), 110),
-    Column("CV", "cv", _digits(3), 118),
-    Column("entropy", "load_entropy", _digits(3)),
-    Column("Gini", "gini", _digits(3), 126),
-    Column("dead", "dead_experts", str),
-    Column("hottest", "hottest", str, 90),
-    Column("scores", "score_entropy", _digits(3), is_optional=True),
-    Column("margin", "boundary_margin", _digits(3), 118, is_optional=True),
-    Column("agree", "agreement", percent, is_optional=True),
-    Column("zero", "zero_overlap", percent, is_optional=True),
-    Column("cover", "coverage", percent, is_optional=True),
+    Column("tokens", "tokens", count, 7),
+    Column("MaxVio", "max_violation", _digits(2), 0),
+    Column("MinVio", "min_violation", _digits(2), 9),
+    Column("CV", "cv", _digits(3), 10),
+    Column("entropy", "load_entropy", _digits(3), 5),
+    Column("Gini", "gini", _digits(3), 12),
+    Column("dead", "dead_experts", str, 1),
+    Column("hottest", "hottest", str, 8),
+    Column("scores", "score_entropy", _digits(3), 6, is_optional=True),
+    Column("margin", "boundary_margin", _digits(3), 11, is_optional=True),
+    Column("agree", "agreement", percent, 2, is_optional=True),
+    Column("zero", "zero_overlap", percent, 3, is_optional=True),
+    Column("cover", "coverage", percent, 4, is_optional=True),
 )
 OF_ALERT = {
     "MoeLoadImbalanced": "max_violation",
@@ -127,8 +132,9 @@ def _alert(group: Sequence[Row], now: float) -> Text:
     return line.append(f"  {worst['summary']}{others}")
 
 
-def curves(document: Document, width: int) -> list[Text]:
+def curves(document: Document, width: int, *, is_ascii: bool = False) -> list[Text]:
     """Return a line a measure: its last hour for the layer that was asked for, else the worst, and the last value."""
+    bars = _ASCII_BARS if is_ascii else _BARS
     curves = document["curves"]
     found = []
     num_columns = 2 if width >= 100 else 1
@@ -139,7 +145,7 @@ def curves(document: Document, width: int) -> list[Text]:
         )
         if known := [value for value in values if value is not None]:
             line = Text().append(f"{title:<9}", style="dim").append(f"{show(known[-1]):>8}  ")
-            found.append(line.append(_sparkline(values, room), style="cyan"))
+            found.append(line.append(_sparkline(values, room, bars), style="cyan"))
     if num_columns == 1:
         return found
     half = (len(found) + 1) // 2
@@ -156,7 +162,7 @@ def _of_measure(measure: Mapping[str, Any] | None) -> Sequence[float | None]:
     return [] if measure is None else measure["layer"] or measure["worst"]
 
 
-def _sparkline(values: Sequence[float | None], width: int) -> str:
+def _sparkline(values: Sequence[float | None], width: int, bars: str) -> str:
     """Return the last values as bars between the least and the largest of them; a gap is a space."""
     shown = (
         values if len(values) <= width else [values[at * len(values) // width] for at in range(1, width)] + [values[-1]]
@@ -165,8 +171,7 @@ def _sparkline(values: Sequence[float | None], width: int) -> str:
     low, high = min(known), max(known)
     span = high - low
     return "".join(
-        " " if value is None else _BARS[round((value - low) / span * (len(_BARS) - 1)) if span else 0]
-        for value in shown
+        " " if value is None else bars[round((value - low) / span * (len(bars) - 1)) if span else 0] for value in shown
     )
 
 
@@ -224,11 +229,7 @@ def layers(document: Document, width: int, max_rows: int | None) -> Table:
     }
     rows = [dict(row, hottest=_hottest(row)) for row in document["layers"]]
     shown = _most_notable(rows, {key for key, _ in bad}, max_rows)
-    columns = [
-        column
-        for column in COLUMNS
-        if width >= column.least_width and not (column.is_optional and all(row[column.name] is None for row in rows))
-    ]
+    columns = _fitting(shown, width, bad)
     hidden = len(rows) - len(shown)
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -256,11 +257,30 @@ def _most_notable(rows: Sequence[Row], alarmed: set[str | None], max_rows: int |
     return [row for row in rows if row["key"] in kept]
 
 
-def _cells(row: Row, columns: Sequence[Column], bad: set[tuple[str | None, str | None]]) -> Iterator[Text]:
+def _fitting(rows: Sequence[Row], width: int, bad: Bad) -> list[Column]:
+    """Return the columns that have values and room; those that an alert is about are the last to go."""
+    alarmed = {name for _, name in bad}
+    columns = [
+        column for column in COLUMNS if not (column.is_optional and all(row[column.name] is None for row in rows))
+    ]
+    room = width - _EDGES - max((len(row["key"]) for row in rows), default=0)
+    widths = {
+        column.name: max([len(column.title), *(len(_cell(row, column, bad)) for row in rows)]) + _BETWEEN
+        for column in columns
+    }
+    while columns and sum(widths[column.name] for column in columns) > room:
+        columns.remove(max(columns, key=lambda column: (column.name not in alarmed, column.rank)))
+    return columns
+
+
+def _cells(row: Row, columns: Sequence[Column], bad: Bad) -> Iterator[Text]:
     yield Text(row["key"])
     for column in columns:
-        value = row[column.name]
-        is_bad = (row["key"], column.name) in bad
-        # not by colour alone: a file has none
-        text = "-" if value is None else f"{'!' if is_bad else ''}{column.show(value)}"
-        yield Text(text, style="bold yellow" if is_bad else "")
+        yield Text(_cell(row, column, bad), style="bold yellow" if (row["key"], column.name) in bad else "")
+
+
+def _cell(row: Row, column: Column, bad: Bad) -> str:
+    value = row[column.name]
+    # not by colour alone: a file has none
+    mark = "!" if (row["key"], column.name) in bad else ""
+    return "-" if value is None else f"{mark}{column.show(value)}"

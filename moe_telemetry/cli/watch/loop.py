@@ -12,7 +12,15 @@ from rich.live import Live
 from moe_telemetry.cli.watch.source import Document, EndpointError, Source
 from moe_telemetry.cli.watch.view import Frame
 
-__all__ = ["Watch"]
+__all__ = ["Screen", "Watch"]
+
+
+class Screen(Console):
+    """A console where a reader that leaves, such as `head`, is no error of its own but the command line's to judge."""
+
+    def on_broken_pipe(self) -> None:
+        """Tell the command line."""
+        raise BrokenPipeError
 
 
 class Watch:

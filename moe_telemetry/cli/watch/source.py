@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
-from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from moe_telemetry.errors import ConfigError, TelemetryError
 
@@ -27,6 +27,9 @@ _MAX_BYTES = 64 * 2**20
 _VARIABLES = "MOE_TELEMETRY_PROMETHEUS_"
 """The endpoint's own settings: in the environment of the job, its user and password are there already."""
 _PATHS = ("/metrics", "/live.json")
+_ALWAYS = frozenset({"state", "now"})
+_WITH_LAYERS = frozenset({"run", "step", "world_size", "alerts", "health", "stage", "stages", "load_percent", "curves"})
+"""What a document has, and what one with layers has besides."""
 
 
 class EndpointError(TelemetryError):
@@ -61,7 +64,9 @@ class Source:
         self._headers = {"Accept": "application/json"}
         if pair := _of_address(parts) or _of_environment(os.environ if environ is None else environ):
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        handlers: list[Any] = [HTTPSHandler(context=_trusting_all())] if insecure else []
+        handlers: list[Any] = [_Redirects()]
+        if insecure:
+            handlers.append(HTTPSHandler(context=_trusting_all()))
         if _is_this_machine(parts.hostname or ""):
             # a proxy for the world outside would look for the endpoint on its own machine
             handlers.append(ProxyHandler({}))
@@ -78,7 +83,8 @@ class Source:
             with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
                 body = response.read(_MAX_BYTES)
         except HTTPError as error:
-            raise EndpointError(f"{self.url} answers {error.code} {error.reason}: {_advice(error.code)}") from error
+            said = str(error.reason).partition("\n")[0]
+            raise EndpointError(f"{self.url} answers {error.code} {said}: {_advice(error.code)}") from error
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
             raise EndpointError(
@@ -90,23 +96,44 @@ class Source:
         try:
             document = json.loads(body)
             schema = document["schema"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EndpointError(f"{self.url}live.json is not what moe-telemetry serves: {body[:60]!r}") from error
         if schema != LIVE_SCHEMA:
             raise EndpointError(f"{self.url} speaks schema {schema!r}, this version {LIVE_SCHEMA}: install the run's")
+        if missing := (_ALWAYS | _WITH_LAYERS if "layers" in document else _ALWAYS) - document.keys():
+            raise EndpointError(f"{self.url}live.json is not whole: {', '.join(sorted(missing))} missing")
         return dict(document)
 
 
+class _Redirects(HTTPRedirectHandler):
+    """Follows an endpoint that has moved, and tells the password to no other host."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:  # noqa: ANN401  # as in the base class
+        moved = super().redirect_request(req, fp, code, msg, headers, newurl)
+        before, after = urlsplit(req.full_url), urlsplit(newurl)
+        is_same = before.hostname == after.hostname and (before.scheme, after.scheme) != ("https", "http")
+        if moved is not None and not is_same:
+            moved.remove_header("Authorization")
+        return moved
+
+
 def _split(url: str) -> SplitResult:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
-        shown = f"{parts.scheme}://...@{url.rpartition('@')[2]}" if "@" in url else url
-        raise ConfigError(f"{shown!r}: expected the address of an endpoint, as in 127.0.0.1:9464 or https://node7:9464")
-    return parts
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if _is_address(parts):
+            return parts
+    except ValueError:  # of a bracket, a port, or a name that no host can have
+        pass
+    scheme, separator, _ = url.rpartition("@")[0].rpartition("://")
+    shown = f"{scheme}{separator}...@{url.rpartition('@')[2]}" if "@" in url else url
+    raise ConfigError(f"{shown!r}: expected the address of an endpoint, as in 127.0.0.1:9464 or https://node7:9464")
+
+
+def _is_address(parts: SplitResult) -> bool:
+    host = parts.hostname or ""
+    host.encode("idna")
+    has_space = any(char.isspace() for char in host + parts.path)
+    return parts.scheme in {"http", "https"} and host != "" and parts.port != 0 and not has_space
 
 
 def _of_address(parts: SplitResult) -> str | None:
@@ -145,4 +172,7 @@ def _advice(status: int) -> str:
 def _short(reason: object) -> str:
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"{reason.verify_message}; --insecure goes on without a check"
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS; http:// instead"
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return " ".join(text.split())

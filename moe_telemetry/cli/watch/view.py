@@ -16,7 +16,9 @@ __all__ = ["Frame"]
 _STATES = {"live": "green", "late": "yellow", "finished": "dim", "waiting": "dim", "gone": "bold red"}
 _MAX_HEAT_LINES = 16
 _LINES_AROUND_TABLE = 6
-_CONTROL = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
+# what moves the cursor, and what turns the direction of the text that follows
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROL = dict.fromkeys([*range(32), *range(127, 160), *_TURNING], "\N{REPLACEMENT CHARACTER}")
 
 
 class Frame:
@@ -36,7 +38,7 @@ class Frame:
         if "layers" not in self._document:
             return
         num_lines = len(head)
-        for part in self._middle(console, width):
+        for part in self._middle(console, options):
             num_lines += len(part)
             yield from part
         room = max(1, console.size.height - num_lines - _LINES_AROUND_TABLE) if self._is_bounded else None
@@ -46,7 +48,9 @@ class Frame:
         document = self._document
         state = "gone" if self._gone else document["state"]
         line = Text()
-        line.append(document.get("run", "moe-telemetry"), style="bold").append(f"  {state}", style=_STATES[state])
+        # a long name must not push the state off the screen
+        name = self._fitted(Text(document.get("run", "moe-telemetry"), style="bold"), max(8, width // 3))
+        line.append_text(name).append(f"  {state}", style=_STATES.get(state, ""))
         if "layers" in document:
             rates = document["curves"]["tokens_per_second"]
             words = [
@@ -59,7 +63,7 @@ class Frame:
             line.append("  " + "  ".join(filter(None, words)))
         yield self._fitted(line, width)
         if text := self._notice():
-            yield self._fitted(Text(text, style=_STATES[state]), width)
+            yield self._fitted(Text(text, style=_STATES.get(state, "")), width)
 
     def _fitted(self, line: Text, width: int) -> Text:
         """Cut a line of a screen off at its end; elsewhere it may go on in the next."""
@@ -79,17 +83,17 @@ class Frame:
             return "not the job's first endpoint: its /metrics has this node's share; below is the whole job"
         return ""
 
-    def _middle(self, console: Console, width: int) -> Iterator[list[Text]]:
+    def _middle(self, console: Console, options: ConsoleOptions) -> Iterator[list[Text]]:
         """Yield alerts, curves and, where colours can be seen, the heatmap, each after an empty line."""
-        height = console.size.height
+        width, height = options.max_width, console.size.height
         found = [self._fitted(line, width) for line in alerts(self._document)]
         quiet = (
             Text("no alert", style="dim") if self._document["state"] != "finished" else Text("finished", style="dim")
         )
         yield [Text(), *(found or [quiet])]
-        if lines := curves(self._document, width):
+        if lines := curves(self._document, width, is_ascii=options.ascii_only):
             yield [Text(), *lines]
-        if console.color_system is None:
+        if console.color_system is None or console.no_color or options.ascii_only:
             return
         most = min(_MAX_HEAT_LINES, (height - 25) // 2) if self._is_bounded else _MAX_HEAT_LINES
         if lines := heatmap(self._document, width, most):
