@@ -19,6 +19,7 @@ _PREFIX = "MOE_TELEMETRY_"
 
 _EXPORTERS = "moe_telemetry.exporters"
 _ADAPTERS = "moe_telemetry.adapters"
+_DISTRIBUTION = "moe-telemetry"
 
 
 @runtime_checkable
@@ -92,8 +93,14 @@ def _load_exporter(name: str) -> Any:  # noqa: ANN401  # a class of any exporter
         return found[name].load()
     except ModuleNotFoundError as error:
         raise ExporterError(
-            f"exporter {name!r} needs the package {error.name!r}: pip install 'moe-telemetry[{name}]'"
+            f"exporter {name!r} needs the package {error.name!r}: pip install {_what_brings(found[name], error)}"
         ) from error
+
+
+def _what_brings(entry: EntryPoint, missing: ModuleNotFoundError) -> str:
+    """Return what to install for a package that an exporter lacks; of our own exporters each has an extra."""
+    is_own = entry.dist is None or entry.dist.name == _DISTRIBUTION
+    return f"'{_DISTRIBUTION}[{entry.name}]'" if is_own else str(missing.name)
 
 
 def load_adapters() -> Sequence[Callable[..., Any]]:

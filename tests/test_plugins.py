@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +69,26 @@ def test_a_missing_package_is_an_error_that_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, package, None)  # importing it now fails as if it were not installed
     with pytest.raises(ExporterError, match=rf"needs the package '{package}.*: pip install 'moe-telemetry\[{name}\]'"):
         resolve_exporter(name)
+
+
+def test_every_exporter_that_can_lack_a_package_has_an_extra_of_its_name() -> None:
+    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    table = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", table, flags=re.MULTILINE))
+    of_ours = {entry.name for entry in entry_points(group="moe_telemetry.exporters")}
+    assert of_ours - {"console", "jsonl"} <= extras
+
+
+def test_what_an_exporter_of_another_package_lacks_is_named_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    info = tmp_path / "my_sinks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-sinks\nVersion: 1\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[moe_telemetry.exporters]\nmine = my_sinks_lib:Sink\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ExporterError, match="needs the package 'my_sinks_lib': pip install my_sinks_lib"):
+        resolve_exporter("mine")
 
 
 def test_an_exporter_of_another_package_is_found_and_need_not_be_a_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
