@@ -274,6 +274,12 @@ def test_a_taken_port_is_one_error_that_names_it_and_the_setting(exporter: Prome
     assert second.url is None
 
 
+def test_an_address_of_another_machine_is_an_error_that_names_the_setting() -> None:
+    other = PrometheusExporter(address="192.0.2.1", port=0)  # kept for documentation: nobody has it
+    with pytest.raises(ExporterError, match=r"192\.0\.2\.1:0: .*MOE_TELEMETRY_PROMETHEUS_ADDRESS"):
+        other.start()
+
+
 def test_a_closed_endpoint_frees_its_port() -> None:
     first = PrometheusExporter(port=0)
     first.start()

@@ -80,6 +80,8 @@ class Target:
     def shown(self) -> str:
         """The receiver as messages name it: without its path, which is a secret with some vendors."""
         parts = urlsplit(self._endpoint)
+        if not parts.netloc:  # no URL: a variable, for the setting is checked
+            return f"the receiver of OTEL_EXPORTER_OTLP_ENDPOINT ({self.protocol})"
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]} ({self.protocol})"
 
     @property

@@ -8,6 +8,7 @@ it, in the scrape's thread. Every series has the labels `run` and those of the c
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -36,6 +37,12 @@ __all__ = ["PrometheusExporter"]
 _logger = logging.getLogger("moe_telemetry")
 
 _LAST_PORT = 65535
+_ANOTHER_PORT = (
+    "Choose another port with PrometheusExporter(port=...) or MOE_TELEMETRY_PROMETHEUS_PORT; 0 takes any free one"
+)
+_ANOTHER_ADDRESS = (
+    "Name an address of this machine with PrometheusExporter(address=...) or MOE_TELEMETRY_PROMETHEUS_ADDRESS"
+)
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -130,10 +137,8 @@ class PrometheusExporter:
             return self._bind(last, tls)
         except OSError as error:
             ports = f"{self.port}" if last == self.port else f"{self.port} to {last}"
-            raise ExporterError(
-                f"cannot listen on {self.address}:{ports}: {error.strerror}. Choose another port with "
-                "PrometheusExporter(port=...) or MOE_TELEMETRY_PROMETHEUS_PORT; 0 takes any free one"
-            ) from error
+            advice = _ANOTHER_PORT if error.errno in {errno.EADDRINUSE, errno.EACCES} else _ANOTHER_ADDRESS
+            raise ExporterError(f"cannot listen on {self.address}:{ports}: {error.strerror}. {advice}") from error
 
     def _bind(self, port: int, tls: Tls | None) -> MetricsServer:
         end_lingering(port)
