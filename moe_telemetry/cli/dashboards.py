@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 
 from moe_telemetry.cli.grafana_files import RUNBOOK, add_out, add_runbook_url, packaged, write
@@ -56,13 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
         alerts = packaged("provisioning/alerting/*.yaml").items()
         files |= {name: _of_user(text, arguments.runbook_url, uid) for name, text in alerts}
     write(files | packaged(RUNBOOK), arguments.out)
+    for name in sorted((_optional() - files.keys()) & _present(arguments.out)):
+        print(f"{arguments.out / name} is of an earlier call, and Grafana still reads it: remove it", file=sys.stderr)
     return 0
+
+
+def _optional() -> set[str]:
+    return {*packaged("provisioning/datasources/*.yaml"), *packaged("provisioning/alerting/*.yaml")}
+
+
+def _present(out: Path) -> set[str]:
+    return {path.relative_to(out).as_posix() for path in out.glob("provisioning/*/*.yaml")}
 
 
 def _of_user(text: str, runbook_url: str, datasource: str) -> str:
     # in a dashboard the address is the value of a variable, in alerts the beginning of each link
-    linked = text.replace(f'"{RUNBOOK}"', json.dumps(runbook_url)).replace(f"{RUNBOOK}#", f"{runbook_url}#")
-    return linked.replace(_DATASOURCE, datasource)
+    text = text.replace(_DATASOURCE, datasource)
+    return text.replace(f'"{RUNBOOK}"', json.dumps(runbook_url)).replace(f"{RUNBOOK}#", f"{runbook_url}#")
 
 
 def _at(out: Path, text: str) -> str:

@@ -24,11 +24,18 @@ def packaged(pattern: str) -> dict[str, str]:
 
 
 def write(files: Mapping[str, str], out: Path) -> None:
-    """Write files into a folder, over files of the same names, and print their paths."""
+    """Write files into a folder, over files of the same names, and print their paths.
+
+    Raises:
+        TelemetryError: a file cannot be written; those before it are.
+    """
     for name, text in files.items():
         path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise TelemetryError(f"cannot write {path} ({error.strerror}): name another folder with --out") from error
         print(path)
 
 

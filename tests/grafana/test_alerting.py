@@ -177,8 +177,10 @@ def test_a_data_source_that_exists_is_used_everywhere_and_not_provisioned(tmp_pa
 
 
 def test_panels_and_alerts_link_to_the_runbook_where_it_is(tmp_path: Path) -> None:
-    address = "https://wiki.example/moe"
-    assert main(["dashboards", "--out", str(tmp_path), "--alerts", "--runbook-url", address]) == 0
+    # an address with the names that are replaced elsewhere stays as it is
+    address = "https://wiki.example/moe-prometheus/runbook.md"
+    source = ["--datasource", "mimir"]
+    assert main(["dashboards", "--out", str(tmp_path), "--alerts", "--runbook-url", address, *source]) == 0
     links = re.findall(r"runbook_url: (\S+)#", (tmp_path / ALERTS).read_text())
     assert links == [address] * len(RULES)
     for name in DASHBOARD_FILES:
@@ -188,6 +190,21 @@ def test_panels_and_alerts_link_to_the_runbook_where_it_is(tmp_path: Path) -> No
             if each["name"] == "runbook"
         ]
         assert [each["query"] for each in constants] == [address]
+
+
+def test_what_an_earlier_call_wrote_and_grafana_still_reads_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dashboards", "--out", str(tmp_path), "--alerts"]) == 0
+    assert main(["dashboards", "--out", str(tmp_path), "--alerts"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["dashboards", "--out", str(tmp_path), "--datasource", "mimir"]) == 0
+    assert _written(tmp_path) == ALWAYS | {SOURCE, ALERTS}
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" is of an earlier call")[0] for line in lines] == [
+        str(tmp_path / ALERTS),
+        str(tmp_path / SOURCE),
+    ]
 
 
 @pytest.mark.parametrize("uid", ["", "two words", "a/b", "x" * 41, "ü"])

@@ -45,10 +45,11 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["rules", "--out", str(tmp_path / "file" / "rules")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("moe-telemetry: ")
-    assert str(tmp_path / "file" / "rules") in line
+    for out in (tmp_path / "file", tmp_path / "file" / "rules"):
+        assert main(["rules", "--out", str(out)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"moe-telemetry: cannot write {out / 'moe-load.yaml'} (")
+        assert line.endswith("): name another folder with --out")
 
 
 @pytest.mark.stack
