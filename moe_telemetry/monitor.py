@@ -72,12 +72,13 @@ def watch(
         ConfigError: a setting is wrong.
         NoRouterFoundError: no rank has a router.
         RouterKeyError: two routers have one key.
-        LifecycleError: the model is watched already.
+        LifecycleError: the model is watched already, or an exporter is in use.
         ExporterError: an exporter is unknown, or its package is missing.
         ReductionError: another rank failed, differs, or does not come.
     """
     settings = (config or TelemetryConfig.from_env()).with_overrides(overrides)
     resolved = [resolve_exporter(exporter) for exporter in exporters]
+    _require_unused([exporter for _, exporter in resolved])
     monitor = Monitor([model] if isinstance(model, nn.Module) else list(model), resolved, settings, routers)
     if monitor._seat.leads_job:  # noqa: SLF001  # one rank reports
         warn_of_misspelt_variables(exporters)
@@ -98,6 +99,7 @@ class Monitor:
         self._is_closed = False
         self._model_name = type(unwrap("", models[0])[1]).__name__ if models else ""
         self._process = os.getpid()
+        self._exporters = [exporter for _, exporter in exporters]
         ranks = Ranks(config.process_group)
         attachment, error = _attach(models, routers, config)
         self._attachment = attachment
@@ -391,6 +393,19 @@ class Monitor:
     def _require_open(self) -> None:
         if self._is_closed:
             raise LifecycleError("this monitor is closed; watch() the model again to go on counting")
+
+
+def _require_unused(exporters: Sequence[Exporter]) -> None:
+    """Refuse an exporter of two monitors: each would show its own numbers, and the first to end would close it."""
+    open_here = [monitor for monitor in _open_monitors if monitor._process == os.getpid()]  # noqa: SLF001  # ours
+    in_use = [exporter for monitor in open_here for exporter in monitor._exporters]  # noqa: SLF001  # ours
+    for exporter in exporters:
+        if any(exporter is other for other in in_use):
+            raise LifecycleError(
+                f"this {type(exporter).__name__} is in use already: give every monitor exporters of its own, "
+                "or close() the other monitor first"
+            )
+        in_use.append(exporter)
 
 
 def _attach(

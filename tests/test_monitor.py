@@ -500,6 +500,17 @@ def test_two_exporters_of_one_kind_are_counted_apart(model: TinyMoe) -> None:
     assert monitor._reporting.delivery.errors == {"Failing": 2, "Failing-2": 0}
 
 
+def test_an_exporter_of_two_monitors_is_refused_until_the_first_is_closed(model: TinyMoe) -> None:
+    exporter, other = RecordingExporter(), TinyMoe()
+    with mt.watch(model, exporter, routers=model.routers):
+        for exporters in ([exporter], [RecordingExporter(), *[RecordingExporter()] * 2]):
+            with pytest.raises(mt.LifecycleError, match="this RecordingExporter is in use already"):
+                mt.watch(other, *exporters, routers=other.routers)
+    with mt.watch(other, exporter, routers=other.routers):
+        pass
+    assert (exporter.num_starts, exporter.num_closes) == (2, 2)
+
+
 def test_a_monitor_that_exports_and_that_nobody_holds_is_closed_at_exit(model: TinyMoe) -> None:
     exporter = RecordingExporter()
     _ = mt.watch(model, exporter, routers=model.routers, every_n_steps=5)
