@@ -95,10 +95,10 @@ class RouterCapture:
         strict: bool,
     ) -> None:
         """Take one router call; what goes wrong is counted, and never reaches training."""
+        self.has_called = True
         stage = self.step.stages.name(training=training)
         if stage is None or is_recompute():
             return
-        self.has_called = True
         if not self.step.is_on:
             self.step.calls_of_other_steps += 1
             return
@@ -133,6 +133,8 @@ class RouterCapture:
         tensors = {"ids": narrow_ids(rows[:num_kept], self.site.num_experts, self.site.top_k)}
         if valid_T is not None:
             tensors["valid"] = valid_T[:num_kept]
+        if rows.dtype == torch.bool:
+            tensors["excess"] = (rows[:num_kept].sum(-1) - tensors["ids"].shape[1]).clamp(min=0).sum()
         tensors |= self._extras(rows, valid_T, scores, hidden, num_kept, batch_size)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         if not self.step.budget.take(num_bytes):
@@ -154,6 +156,7 @@ class RouterCapture:
             is_sorted=rows.dtype == torch.bool,
             ids_NK=copies.pop("ids"),
             valid_N=copies.pop("valid", None),
+            excess=copies.pop("excess", None),
             tensors=copies,
             arrival=arrival,
         )

@@ -117,6 +117,7 @@ class Trace:
             tokens_over_limit=step.tokens_over_limit,
             calls_of_other_steps=step.calls_of_other_steps,
             calls_in_graphs=step.calls_in_graphs,
+            choices_over_top_k=self._writer.choices_over_top_k,
         )
 
     def end_step(self, number: int) -> None:

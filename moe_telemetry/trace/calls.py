@@ -32,6 +32,8 @@ class TracedCall:
     ids_NK: Tensor
     """As they were copied, of a narrow dtype: E or more, and -1 cast to it, stand for a choice that was not made."""
     valid_N: Tensor | None
+    excess: Tensor | None
+    """How many choices of a routing map are beyond K a token, and have no place in a row; None without a map."""
     tensors: Mapping[str, Tensor]
     """What the options ask for beside the routes, by the first part of `tensor_name`."""
     arrival: torch.cuda.Event | None = None
@@ -40,8 +42,8 @@ class TracedCall:
     @property
     def num_bytes(self) -> int:
         """Memory that the call holds."""
-        held = (self.ids_NK, *(() if self.valid_N is None else (self.valid_N,)), *self.tensors.values())
-        return sum(tensor.nbytes for tensor in held)
+        held = (self.ids_NK, self.valid_N, self.excess, *self.tensors.values())
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     def wait(self) -> None:
         """Wait for the tensors to arrive; not on the training thread."""

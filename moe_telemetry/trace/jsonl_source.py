@@ -22,8 +22,9 @@ from moe_telemetry.identity import RouterKey
 from moe_telemetry.trace.format import schema_for
 from moe_telemetry.trace.jsonl import read_jsonl
 from moe_telemetry.trace.manifest import MOST_EXPERTS
-from moe_telemetry.trace.reader import COLUMNS, IDS_PER_BATCH, Chunk, Part, Trace, files_in, filesystem_of, open_trace
+from moe_telemetry.trace.reader import COLUMNS, IDS_PER_BATCH, Chunk, Part, Trace, open_trace
 from moe_telemetry.trace.rows import TraceRow
+from moe_telemetry.trace.store import files_in, filesystem_of
 
 __all__ = ["JsonlTrace", "open_any_trace"]
 

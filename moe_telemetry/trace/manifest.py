@@ -55,11 +55,13 @@ class LeftOut:
     """Router calls in steps that `every_n_steps` passes over."""
     calls_in_graphs: int = 0
     """Router calls seen while a CUDA graph was captured; replays of the graph are seen by nobody."""
+    choices_over_top_k: int = 0
+    """Choices of a routing map beyond K a token, as where a capacity is filled up: a row has K places."""
 
     @property
     def has_losses(self) -> bool:
         """Whether something is missing that the options did not ask to leave out."""
-        return bool(self.calls_behind or self.calls_failed or self.calls_in_graphs)
+        return bool(self.calls_behind or self.calls_failed or self.calls_in_graphs or self.choices_over_top_k)
 
     def __str__(self) -> str:
         """Return what was left out as a text, as in `calls behind: 3, tokens over limit: 7192`."""

@@ -31,8 +31,9 @@ from moe_telemetry.trace.consistency import check_known_ranks, check_one_job, mi
 from moe_telemetry.trace.format import part_name, schema_for
 from moe_telemetry.trace.manifest import Manifest, TracedRouter, manifest_name
 from moe_telemetry.trace.rows import TraceRow
+from moe_telemetry.trace.store import files_in, filesystem_of, is_local
 
-__all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "files_in", "filesystem_of", "open_trace"]
+__all__ = ["COLUMNS", "IDS_PER_BATCH", "Chunk", "Part", "Trace", "open_trace"]
 
 _MANIFEST = re.compile(r"manifest-\d+\.json")
 _PART = re.compile(r"routes-(\d+)-(\d+)\.parquet")
@@ -152,7 +153,8 @@ class Trace:
 
     def size(self, name: str) -> int:
         """Return the bytes of a file, 0 where it is not there."""
-        return self._sizes.get(name, 0)
+        size = self._sizes.get(name, 0)
+        return int(self.filesystem.size(self.file(name)) or 0) if size is None else size
 
     def read(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes `start` up to `stop` of a file of the trace."""
@@ -174,7 +176,7 @@ class Trace:
         return self._place[1]
 
     @cached_property
-    def _sizes(self) -> dict[str, int]:
+    def _sizes(self) -> dict[str, int | None]:
         return files_in(self.filesystem, self._root, self.url)
 
     def _chunks_of(self, part: Part) -> Iterator[Chunk]:
@@ -191,7 +193,7 @@ class Trace:
 
     def _source(self, name: str) -> AbstractContextManager[Any]:
         # a local file is read by Arrow itself, which needs no Python for it
-        if "file" in _protocols(self.filesystem):
+        if is_local(self.filesystem):
             return nullcontext(self.file(name))
         file: AbstractContextManager[Any] = self.filesystem.open(self.file(name))
         return file
@@ -234,41 +236,6 @@ def open_trace(url: str | os.PathLike[str]) -> Trace:
     return Trace(text, manifests, tuple(found), tuple(missing_pieces(manifests, found)))
 
 
-def filesystem_of(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the filesystem of a path or URL, and the path there.
-
-    Raises:
-        TraceError: no package is installed for it, or it cannot be reached.
-    """
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url)
-    except Exception as error:  # each store raises its own
-        raise _unreachable(url, error) from error
-    return filesystem, root.rstrip("/")
-
-
-def files_in(filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> dict[str, int]:
-    """Return the files of a folder by name, with their bytes.
-
-    Raises:
-        TraceError: there is no such folder, or it cannot be listed.
-    """
-    try:
-        entries = filesystem.ls(root, detail=True)
-    except (FileNotFoundError, NotADirectoryError):
-        raise TraceError(f"{url}: no such folder; expected the folder that monitor.trace() wrote to") from None
-    except Exception as error:  # each store raises its own
-        raise _unreachable(url, error) from error
-    # a file is listed as itself
-    if [entry["name"] for entry in entries] == [root]:
-        raise TraceError(f"{url} is a file; expected the folder that monitor.trace() wrote to")
-    return {
-        entry["name"].rstrip("/").rsplit("/", 1)[-1]: int(entry["size"] or 0)
-        for entry in entries
-        if entry["type"] == "file"
-    }
-
-
 def _manifest(text: bytes, name: str, url: str) -> Manifest:
     try:
         manifest = Manifest.from_json(text)
@@ -277,10 +244,6 @@ def _manifest(text: bytes, name: str, url: str) -> Manifest:
     if name != manifest_name(manifest.rank):
         raise TraceError(f"{url}/{name} is of rank {manifest.rank}; expected {manifest_name(manifest.rank)}")
     return manifest
-
-
-def _unreachable(url: str, error: Exception) -> TraceError:
-    return TraceError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def _as_row(values: Mapping[str, Any]) -> TraceRow:
@@ -311,8 +274,3 @@ def _num_ids(group: pq.RowGroupMetaData) -> int:
     # a list without ids is a value, too, which the statistics count as null
     empty = ids.statistics.null_count if ids.statistics and ids.statistics.has_null_count else 0
     return int(ids.num_values - empty)
-
-
-def _protocols(filesystem: fsspec.AbstractFileSystem) -> tuple[str, ...]:
-    protocol = filesystem.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

@@ -52,7 +52,7 @@ class RouteWriter:
             TraceError: it holds a trace of this rank, or of another run.
         """
         _refuse_other_traces(folder, manifest)
-        self.calls_failed = 0
+        self.calls_failed = self.choices_over_top_k = 0
         self.num_calls = self.num_parts = self.num_bytes = 0
         self._folder = folder
         self._rank = manifest.rank
@@ -108,6 +108,7 @@ class RouteWriter:
         try:
             call.wait()
             row = row_of(call, step=step, rank=self._rank)
+            self.choices_over_top_k += 0 if call.excess is None else int(call.excess)
         except Exception as error:  # noqa: BLE001  # a device that has failed
             self._budget.give_back(call.num_bytes)
             self._fail(1, error)

@@ -193,6 +193,17 @@ def test_a_routing_map_gives_ascending_ids_and_says_so(tmp_path: Path) -> None:
     (row,) = _rows(tmp_path)
     assert row["expert_ids"] == [2, 7, 0, 5, 3, -1, -1, -1]
     assert row["is_sorted"]
+    assert _manifest(tmp_path).left_out == LeftOut()
+
+
+def test_choices_of_a_map_beyond_k_a_token_are_counted(tmp_path: Path) -> None:
+    routing_map = torch.zeros(3, 8, dtype=torch.bool)
+    routing_map[0, [1, 2, 3]] = routing_map[2, [4, 5, 6, 7]] = True
+    model = nn.ModuleDict({"gate": _MapRouter(routing_map)})
+    with mt.watch(model, routers={"gate": mt.RouterSpec(num_experts=8, top_k=2)}) as monitor, monitor.trace(tmp_path):
+        model["gate"](torch.zeros(3, 16))
+    assert _where(tmp_path, "expert_ids") == [([1, 2, -1, -1, 4, 5],)]
+    assert _manifest(tmp_path).left_out == LeftOut(choices_over_top_k=3)
 
 
 def test_the_order_of_chosen_experts_is_kept_and_ids_that_are_no_expert_are_minus_one(
@@ -551,6 +562,17 @@ def test_without_pyarrow_the_error_says_what_to_install(
         monkeypatch.delitem(sys.modules, f"moe_telemetry.trace.{name}", raising=False)
     with pytest.raises(mt.TraceError, match=r"needs the package 'pyarrow': pip install 'moe-telemetry\[trace\]'"):
         monitor.trace(tmp_path)
+
+
+def test_a_first_step_that_is_paused_is_no_reason_to_doubt_a_router(
+    model: TinyMoe, monitor: mt.Monitor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), monitor.trace(tmp_path):
+        with monitor.pause():
+            model(_hidden())
+        monitor.step(1)
+    assert f"trace {tmp_path}: no call" not in caplog.text
+    assert _manifest(tmp_path).silent_routers == ()
 
 
 def test_routers_that_never_call_are_named_in_the_log_and_the_manifest(

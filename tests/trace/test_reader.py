@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -13,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 import moe_telemetry as mt
 from moe_telemetry import RouterKey, TraceError
-from moe_telemetry.analysis import concentration
+from moe_telemetry.analysis import concentration, predictability
 from moe_telemetry.testing import make_trace
 from moe_telemetry.testing.models import TinyMoe
 from moe_telemetry.trace.jsonl_source import open_any_trace
@@ -314,3 +316,40 @@ def test_compressed_json_lines_that_are_damaged_are_named(content: bytes, tmp_pa
 def test_the_folder_of_a_trace_may_be_called_as_a_file_of_json_lines(tmp_path: Path) -> None:
     make_trace(tmp_path / "trace.jsonl")
     assert _rows(open_any_trace(tmp_path / "trace.jsonl"))
+
+
+class _Distant(MemoryFileSystem):
+    """As stores over a network may be: remembers what it has listed until told to forget, and lists no sizes."""
+
+    protocol = "distant"
+    listed: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("distant://", "memory://")))
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:  # noqa: FBT002  # as fsspec has it
+        if path not in self.listed:
+            self.listed[path] = [{**entry, "size": None} for entry in super().ls(path, detail)]
+        return self.listed[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed.pop(path or "", None)
+
+
+@pytest.fixture
+def distant(memory: str) -> str:
+    """The URL of the same folder, as if it were on another machine."""
+    fsspec.register_implementation("distant", _Distant, clobber=True)
+    return memory.replace("memory://", "distant://")
+
+
+def test_a_trace_that_grows_is_seen_to_grow(memory: str, distant: str) -> None:
+    for num_steps in (2, 4):
+        make_trace(memory, num_steps=num_steps)
+        assert len({row["step"] for row in _rows(open_trace(distant))}) == num_steps
+
+
+def test_sizes_that_a_listing_does_not_say_are_asked_for(memory: str, distant: str) -> None:
+    make_trace(memory, hidden_size=4)
+    assert predictability(distant).pairs == predictability(memory).pairs
