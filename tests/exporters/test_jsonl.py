@@ -15,7 +15,7 @@ from moe_telemetry import Snapshot, SnapshotError
 from moe_telemetry.delivery import Delivery
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.jsonl import JsonlExporter
-from tests.exporters.disks import files_limited_to, wait_for
+from tests.disks import files_limited_to, wait_for
 
 
 def _read(path: Path) -> list[Snapshot]:

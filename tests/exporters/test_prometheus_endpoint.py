@@ -8,7 +8,6 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,17 +27,6 @@ from tests.exporters.prometheus_endpoint import (
     threads,
     wait_until,
 )
-
-
-@pytest.fixture
-def exporter() -> Iterator[PrometheusExporter]:
-    exporter = PrometheusExporter(port=0)
-    exporter.start()
-    exporter.export(SMALL)
-    yield exporter
-    exporter.close()
-    assert threads() == []
-
 
 # routes
 

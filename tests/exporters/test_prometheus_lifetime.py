@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -32,17 +31,6 @@ from tests.exporters.prometheus_endpoint import (
     threads,
     wait_until,
 )
-
-
-@pytest.fixture
-def exporter() -> Iterator[PrometheusExporter]:
-    exporter = PrometheusExporter(port=0)
-    exporter.start()
-    exporter.export(SMALL)
-    yield exporter
-    exporter.close()
-    assert threads() == []
-
 
 # many scrapes
 

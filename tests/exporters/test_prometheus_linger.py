@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,17 +23,6 @@ from tests.exporters.prometheus_endpoint import (
     threads,
     wait_until,
 )
-
-
-@pytest.fixture
-def exporter() -> Iterator[PrometheusExporter]:
-    exporter = PrometheusExporter(port=0)
-    exporter.start()
-    exporter.export(SMALL)
-    yield exporter
-    exporter.close()
-    assert threads() == []
-
 
 # after the end
 

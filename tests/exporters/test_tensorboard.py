@@ -20,7 +20,7 @@ from moe_telemetry.summary import Spread
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.tensorboard import TensorBoardExporter
-from tests.exporters.disks import files_limited_to, wait_for
+from tests.disks import files_limited_to, wait_for
 
 MAX_VIOLATION = "moe/load_max_violation_ratio"
 

@@ -17,7 +17,7 @@ from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
 from moe_telemetry_exporters.tensorboard import TensorBoardExporter
-from tests.exporters.disks import files_limited_to
+from tests.disks import files_limited_to
 from tests.stack.processes import wait_until
 from tests.stack.tensorboard_server import TensorBoard, tensorboard_running
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,6 +21,7 @@ from moe_telemetry import tracing
 from moe_telemetry.testing.models import TinyMoe
 from moe_telemetry.trace import writer
 from moe_telemetry.trace.manifest import Manifest
+from tests.disks import files_limited_to
 
 FIRST = "routes-00000-000000.parquet"
 
@@ -80,23 +79,12 @@ def test_a_part_ends_by_its_age_though_nothing_comes_any_more(
     assert _manifest(tmp_path).is_complete
 
 
-@contextmanager
-def _largest_file(num_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond some bytes, as a disk that is almost full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_what_a_full_disk_does_not_take_is_counted_and_writing_goes_on_when_it_can(
     monitor: mt.Monitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer, "PART_SECONDS", 0.0)
     with monitor.trace(tmp_path) as trace:
-        with _largest_file(1500):
+        with files_limited_to(1500):
             _steps(monitor, 1, 2)
             deadline = time.monotonic() + 60
             while trace.left_out.calls_failed < 4:
