@@ -10,11 +10,12 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Literal, Protocol, TypeVar
 
 from moe_telemetry.analysis.selection import Selection
 from moe_telemetry.analysis.timeline import Group, Timeline, Vector, fold, merge
-from moe_telemetry.errors import ConfigError
+from moe_telemetry.errors import ConfigError, TraceError
 from moe_telemetry.trace.reader import Chunk, Trace
 
 __all__ = ["Analysis", "Engine", "analyse", "count_chunks", "in_order"]
@@ -47,7 +48,7 @@ def analyse(trace: Trace, analysis: Analysis, *, engine: Engine = "local", worke
 
     Raises:
         ConfigError: the engine is unknown, or its processes could not reach the trace.
-        TraceError: a part cannot be read.
+        TraceError: a part cannot be read, or a process that counts was killed.
     """
     if workers < 1:
         raise ConfigError(f"workers={workers}: expected 1 or more")
@@ -115,7 +116,12 @@ def _count_in_pool(
         def submit(task: _Task) -> Future[Timeline]:
             return pool.submit(count_chunks, trace, analysis, task)
 
-        yield from in_order(tasks, submit, Future.result, 2 * workers)
+        try:
+            yield from in_order(tasks, submit, Future.result, 2 * workers)
+        except BrokenProcessPool as error:
+            raise TraceError(
+                f"a process that counted {trace.url} was killed, for want of memory perhaps: take fewer workers"
+            ) from error
 
 
 def _tasks(chunks: Sequence[Chunk]) -> Iterator[_Task]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moe_telemetry.analysis.engines import Analysis, count_chunks, in_order
 from moe_telemetry.analysis.timeline import Timeline
-from moe_telemetry.errors import ConfigError
+from moe_telemetry.errors import ConfigError, TraceError
 from moe_telemetry.trace.reader import Chunk, Trace
 
 # reports of use and a dashboard are the cluster's business, not a command's
@@ -49,4 +49,6 @@ def _result(handle: Any) -> Timeline:  # noqa: ANN401  # an ObjectRef
     except ray.exceptions.RayTaskError as error:
         # the error of the task itself: Ray's own carries the traceback of another process in its message
         raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise TraceError(f"Ray could not count a part of the trace: {str(error).splitlines()[0]}") from error
     return timeline

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ from moe_telemetry.analysis import concentration, predictability
 from moe_telemetry.analysis.concentration import ConcentrationCount
 from moe_telemetry.analysis.engines import analyse, in_order
 from moe_telemetry.analysis.selection import Selection
-from moe_telemetry.analysis.timeline import Timeline
+from moe_telemetry.analysis.timeline import Group, Timeline, Vector
 from moe_telemetry.testing import make_trace
-from moe_telemetry.trace.reader import Chunk, Part, open_trace
+from moe_telemetry.trace.reader import Chunk, Part, Trace, open_trace
 
 SHAPE: dict[str, Any] = {
     "num_steps": 7,
@@ -65,6 +67,41 @@ def test_an_error_in_a_ray_task_is_the_error_of_the_reader(tmp_path: Path, ray_c
 
 def test_several_processes_give_the_numbers_of_one(trace: str) -> None:
     assert predictability(trace, workers=2) == predictability(trace)
+
+
+def _kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class _Killed:
+    """An analysis whose process is killed, as by a system that is short of memory."""
+
+    selection: Selection
+
+    def count(self, _trace: Trace, _chunk: Chunk) -> Iterator[Timeline]:
+        _kill_process()
+        yield Timeline()
+
+    def measure(self, _group: Group, _previous: Vector | None, _current: Vector, /) -> tuple[int, ...]:
+        return ()
+
+
+def test_a_process_that_is_killed_is_said(trace: str) -> None:
+    with pytest.raises(TraceError, match=f"a process that counted {trace} was killed, .*: take fewer workers"):
+        analyse(open_trace(trace), _Killed(Selection()), workers=2)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::ResourceWarning", "ignore::DeprecationWarning:ray")
+def test_a_ray_worker_that_is_killed_is_said(ray_cluster: None) -> None:
+    import ray
+
+    from moe_telemetry.analysis import ray_engine
+
+    # at once: by default Ray tries a task again, three times
+    task = ray.remote(max_retries=0)(_kill_process)
+    with pytest.raises(TraceError, match="Ray could not count a part of the trace: .* died"):
+        ray_engine._result(task.remote())
 
 
 @pytest.mark.parametrize("settings", [{"engine": "ray"}, {"workers": 2}])
