@@ -343,3 +343,15 @@ def test_documents_can_be_asked_for_while_snapshots_come(view: LiveView, clock: 
     for reader in readers:
         reader.join()
     assert failures == []
+
+
+def test_the_next_run_at_an_endpoint_begins_with_nothing_of_the_last(view: LiveView, clock: Clock) -> None:
+    for _ in range(3):
+        _show(view, clock, _loads(0, 8, stage="rollout"), after=600)
+        _show(view, clock, _loads(0, 8, 8, 8), after=600)
+    assert set(_alerts(view)) == {"MoeExpertsDead"}
+    _show(view, clock, _loads(0, 4, 4, 4, run="run-2"), after=2)
+    document = view.document()
+    assert (document["run"], document["stages"], len(document["curves"]["time"])) == ("run-2", ["train"], 1)
+    assert document["usual_gap_seconds"] is None
+    assert [alert["since"] for alert in document["alerts"]] == [clock.now]

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from importlib.resources import files
 from urllib.parse import quote
 
 import pytest
@@ -94,3 +95,29 @@ def test_the_page_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+def _brightness(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one: str, other: str) -> float:
+    darker, brighter = sorted((_brightness(one), _brightness(other)))
+    return (brighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa_and_every_line_that_of_pictures(scheme: int) -> None:
+    style = (files("moe_telemetry_exporters.live") / "assets" / "style.css").read_text(encoding="utf-8")
+    rules = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", rules))
+    for ground in ("page", "card", "soft"):
+        for text in ("text", "dim", "accent", "critical", "warning", "info", "good"):
+            assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for line in ("worst", "median", "own"):
+        assert _contrast(colours[line], colours["card"]) >= 3, line
+    # a transparent text has less of it
+    assert "opacity" not in re.sub(r"@keyframes.*", "", style)

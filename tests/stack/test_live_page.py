@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from moe_telemetry import RouterKey, Snapshot
 from moe_telemetry.load import LoadStats
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.prometheus import PrometheusExporter
+from tests.stack.live_pages import DESK, PHONE, Open
 from tests.stack.processes import free_port, kill_processes_with, running, wait_until
 
 pytestmark = pytest.mark.stack
 
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 ODD = "\"><script>document.title='broken'</script><img src=x onerror=alert(1)> & 'é漢🙂"
-PHONE, DESK = (390, 844), (1400, 900)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        reason = "needs chromium: make setup"
-        pytest.fail(reason, pytrace=False) if "CI" in os.environ else pytest.skip(reason)
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium, args=[*ARGUMENTS])
 
 
 @pytest.fixture
@@ -55,42 +33,6 @@ def exporter() -> Iterator[PrometheusExporter]:
     exporter.start()
     yield exporter
     exporter.close()
-
-
-class Visit:
-    """A page that is looked at, and all that it asked for and complained of."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.hosts: set[str] = set()
-        self.complaints: list[str] = []
-        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def open(self, exporter: PrometheusExporter, hash_: str = "") -> Page:
-        assert exporter.url is not None
-        self.page.goto(exporter.url.replace("/metrics", f"/{hash_}"))
-        return self.page
-
-
-Open = Callable[..., Visit]
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Open]:
-    contexts = []
-
-    def open_page(size: tuple[int, int] = DESK, scheme: Any = "light") -> Visit:
-        width, height = size
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        context.set_default_timeout(20_000)
-        return Visit(context.new_page())
-
-    yield open_page
-    for context in contexts:
-        context.close()
 
 
 def _now(snapshot: Snapshot) -> Snapshot:

@@ -61,11 +61,18 @@ class LiveView:
         stages = dict.fromkeys(stage for layer in snapshot.layers.values() for stage in layer.window)
         points = {stage: point_of(snapshot, stage) for stage in [*stages][:MAX_STAGES]}
         with self._lock:
+            if self._latest is not None and self._latest.run != snapshot.run:
+                self._forget()
             self._latest = snapshot
             self._arrivals.append(now)
             self._alerts.observe(snapshot, now)
             for stage, point in points.items():
                 self._add(stage, point, snapshot, now)
+
+    def _forget(self) -> None:
+        """Begin anew: curves and alerts of one run are not those of the next at the same endpoint."""
+        self._stages, self._alerts = {}, AlertLog()
+        self._arrivals.clear()
 
     def _add(self, stage: str, point: Point, snapshot: Snapshot, now: float) -> None:
         kept = self._stages.setdefault(stage, _Stage(snapshot, now))

@@ -31,7 +31,7 @@ function drawCurves(doc) {
   const figures = CURVES.filter(([name]) => seriesOf(doc, name).some(([, values]) => values.some((value) => value !== null)));
   const container = byId("curves");
   if (!figures.length) {
-    container.replaceChildren(make("p", { className: "quiet", textContent: "Curves begin with the second snapshot." }));
+    container.replaceChildren(make("p", { className: "quiet", textContent: "No token has been counted yet." }));
     return;
   }
   container.dataset.count = figures.length;
@@ -57,8 +57,8 @@ function rangeOf(name, series, limit) {
 function axisText(format, value, range) {
   const places = (scale) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(range * scale)) + 1));
   if (format === share) return `${(100 * value).toFixed(places(100))} %`;
-  if (Number.isInteger(value)) return whole(value);
-  return format === compact ? compact(value) : value.toFixed(places(1));
+  if (format === compact && value >= 10000) return compact(value);
+  return Number.isInteger(value) ? whole(value) : value.toFixed(places(1));
 }
 
 function curve(doc, name, title, format) {
@@ -66,8 +66,9 @@ function curve(doc, name, title, format) {
   const times = doc.curves.time;
   const limit = doc.limits[name];
   const [low, high] = rangeOf(name, series, limit);
-  const span = times.at(-1) - times[0] || 1;
-  const x = (time) => BOX.left + ((time - times[0]) / span) * (BOX.width - BOX.left - BOX.right);
+  const span = times.at(-1) - times[0];
+  // a single point is the newest: at the right
+  const x = (time) => BOX.left + (span ? (time - times[0]) / span : 1) * (BOX.width - BOX.left - BOX.right);
   const y = (value) => BOX.top + (1 - (value - low) / (high - low)) * (BOX.height - BOX.top - BOX.bottom);
   const floor = BOX.height - BOX.bottom;
   const picture = svg("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, preserveAspectRatio: "none", role: "img" });
@@ -81,14 +82,17 @@ function curve(doc, name, title, format) {
   picture.append(
     label(BOX.left - 6, BOX.top + 8, axisText(format, high, high - low), "end"),
     label(BOX.left - 6, floor, axisText(format, low, high - low), "end"),
-    label(BOX.left, BOX.height - 3, clock(times[0], span < 600), "start"), label(BOX.width, BOX.height - 3, clock(times.at(-1), span < 600), "end"));
+    label(BOX.width, BOX.height - 3, clock(times.at(-1), span < 600), "end"));
+  if (span) picture.append(label(BOX.left, BOX.height - 3, clock(times[0], span < 600), "start"));
   const main = series.find(([kind]) => kind === "own") || series.find(([kind]) => kind === "worst") || series[0];
-  const value = make("span", { textContent: orNone(format)(main[1].at(-1)) });
+  const newest = orNone(format)(main[1].at(-1));
+  const value = make("span", { textContent: newest });
   const described = series.map(([kind, values]) => `${NAMES[kind]} ${orNone(format)(values.at(-1))}`).join(", ");
   picture.setAttribute("aria-label", `${title}: ${described}`);
   const figure = make("div", { className: "curve" }, make("h3", {}, make("span", { textContent: title }), value), picture);
   figure.dataset.measure = name;
-  followPointer(picture, times, series, x, (text) => setText(value, text), format);
+  followPointer(name, picture, times, x, (index) => setText(value, index === null ? newest :
+    `${clock(times[index])}  ${series.map(([kind, values]) => `${NAMES[kind]} ${orNone(format)(values[index])}`).join("  ")}`));
   return figure;
 }
 
@@ -108,17 +112,28 @@ function pathOf(times, values, x, y) {
   return path;
 }
 
-function followPointer(picture, times, series, x, say, format) {
+// where the pointer is, for the curve that is drawn anew under it
+let pointed = null;
+
+function followPointer(name, picture, times, x, say) {
   const hair = svg("line", { class: "hair", y1: BOX.top, y2: BOX.height - BOX.bottom, visibility: "hidden" });
   picture.append(hair);
-  picture.onpointermove = (event) => {
-    const box = picture.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * BOX.width;
+  const showAt = (at) => {
     const index = times.reduce((best, time, each) => (Math.abs(x(time) - at) < Math.abs(x(times[best]) - at) ? each : best), 0);
     hair.setAttribute("x1", x(times[index]));
     hair.setAttribute("x2", x(times[index]));
     hair.setAttribute("visibility", "visible");
-    say(`${clock(times[index])}  ${series.map(([kind, values]) => `${NAMES[kind]} ${orNone(format)(values[index])}`).join("  ")}`);
+    say(index);
   };
-  picture.onpointerleave = () => { hair.setAttribute("visibility", "hidden"); if (view.doc?.curves) drawCurves(view.doc); };
+  picture.onpointermove = (event) => {
+    const box = picture.getBoundingClientRect();
+    pointed = { name, at: ((event.clientX - box.left) / box.width) * BOX.width };
+    showAt(pointed.at);
+  };
+  picture.onpointerleave = () => {
+    pointed = null;
+    hair.setAttribute("visibility", "hidden");
+    say(null);
+  };
+  if (pointed?.name === name) showAt(pointed.at);
 }

@@ -6,7 +6,8 @@ const PALETTES = {
   dark: { stops: ["#6cb2f5", "#4580bd", "#2e4e70", "#2a3038", "#7d4a28", "#d8722f", "#ffc491"], dead: "#ffffff" },
 };
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-const heat = { left: 0, top: 2, cell: 0, row: 0, cursor: null, orders: [] };
+// `cursor` is moved by keys and taps, `hover` by a pointer
+const heat = { left: 0, top: 7, cell: 0, row: 0, cursor: null, hover: null, orders: [] };
 
 const palette = () => PALETTES[isDark.matches ? "dark" : "light"];
 const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -43,10 +44,16 @@ function drawHeatmap(doc) {
   heat.orders = loads.map((row) => orderOf(row));
   drawCells(context, loads, numExperts);
   drawRowLabels(context, doc, labels);
-  drawExpertAxis(context, numExperts, width);
-  drawCursor(context);
+  if (loads.some((row) => row)) drawExpertAxis(context, numExperts, width);
   drawScale();
+  // another run may have fewer layers and experts
+  if (!isThere(heat.cursor)) heat.cursor = null;
+  if (heat.cursor) drawCursor(context);
+  setText(byId("heat-cell"), heat.cursor ? cellText(heat.cursor) : "");
+  showTip();
 }
+
+const isThere = (cell) => Boolean(cell && heat.orders[cell.row] && cell.place < Math.max(1, heat.orders[cell.row].length));
 
 function orderOf(row) {
   const experts = row ? row.map((_, expert) => expert) : [];
@@ -114,7 +121,6 @@ function drawExpertAxis(context, numExperts, width) {
 }
 
 function drawCursor(context) {
-  if (!heat.cursor) return;
   context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--text");
   context.lineWidth = 1.5;
   const { row, place } = heat.cursor;
@@ -140,7 +146,6 @@ function cellText({ row, place }) {
   const { key } = view.doc.layers[row];
   if (!loads) return `${key}: no token in this window`;
   const expert = heat.orders[row][place];
-  if (expert === undefined) return "";
   return `${key}, expert ${expert}: ${loads[expert] === 0 ? "no token" : `${(loads[expert] / 100).toFixed(2)} × the mean load`}`;
 }
 
@@ -148,17 +153,17 @@ function cellAt(event) {
   const box = byId("heatmap").getBoundingClientRect();
   const place = Math.floor((event.clientX - box.left - heat.left) / heat.cell);
   const row = Math.floor((event.clientY - box.top - heat.top) / heat.row);
-  const isInside = view.doc?.layers && row >= 0 && row < view.doc.layers.length && place >= 0;
-  return isInside ? { row, place } : null;
+  // a layer without a token says so all along its row
+  const cell = { row, place: heat.orders[row]?.length ? place : Math.min(0, place) };
+  return view.doc?.layers && place >= 0 && isThere(cell) ? cell : null;
 }
 
-function showTip(event) {
-  const cell = cellAt(event);
+function showTip() {
   const tip = byId("tip");
-  const text = cell ? cellText(cell) : "";
-  tip.hidden = !text;
-  if (!text) return;
-  setText(tip, text);
+  const cell = isThere(heat.hover) ? heat.hover : null;
+  tip.hidden = !cell;
+  if (!cell) return;
+  setText(tip, cellText(cell));
   const x = heat.left + (cell.place + 0.5) * heat.cell;
   const isRight = x > byId("heatmap").clientWidth / 2;
   tip.style.left = `${isRight ? x - tip.offsetWidth - 10 : x + 10}px`;
@@ -179,8 +184,15 @@ function moveCursor(event) {
     const last = (loads[row]?.length || 1) - 1;
     heat.cursor = { row, place: Math.max(0, Math.min(last, at.place + (heat.cursor ? step[1] : 0))) };
   }
-  setText(byId("heat-cell"), heat.cursor ? cellText(heat.cursor) : "");
   drawHeatmap(view.doc);
+}
+
+function clickCell(event) {
+  const cell = cellAt(event);
+  if (!cell) return;
+  // a finger leaves no tip behind, so what it chose is written below
+  heat.cursor = cell;
+  chooseLayer(view.doc.layers[cell.row].key);
 }
 
 function setOrder(order) {
@@ -191,10 +203,10 @@ function setOrder(order) {
 
 function startHeatmap() {
   const canvas = byId("heatmap");
-  canvas.onpointermove = showTip;
-  canvas.onpointerdown = showTip;
-  canvas.onpointerleave = () => { byId("tip").hidden = true; };
-  canvas.onclick = (event) => { const cell = cellAt(event); if (cell) chooseLayer(view.doc.layers[cell.row].key); };
+  const hover = (cell) => { heat.hover = cell; showTip(); };
+  canvas.onpointermove = (event) => hover(cellAt(event));
+  canvas.onpointerleave = () => hover(null);
+  canvas.onclick = clickCell;
   canvas.onkeydown = moveCursor;
   byId("by-id").onclick = () => setOrder("id");
   byId("by-load").onclick = () => setOrder("load");

@@ -44,7 +44,7 @@ function show(doc) {
   drawHead(doc, state);
   drawNotice(doc, goneSince);
   const main = byId("main");
-  main.hidden = !doc?.layers;
+  main.hidden = !doc?.layers?.length;
   main.className = state === "gone" || state === "late" ? "old" : "";
   if (main.hidden) return;
   drawAlerts(doc);

@@ -8,8 +8,9 @@ function drawHead(doc, state) {
   pill.className = `state ${state}`;
   if (!doc || doc.state === "waiting") return;
   setText(byId("run"), doc.run);
-  setText(byId("labels"), Object.entries(doc.labels).map(([name, value]) => `${name}=${value}`).join("  "));
-  const count = doc.alerts.length;
+  const labels = Object.entries(doc.labels).map(([name, value]) => `${name}=${value}`);
+  if (byId("labels").textContent !== labels.join("")) byId("labels").replaceChildren(...labels.map((text) => make("bdi", { textContent: text })));
+  const count = new Set(doc.alerts.map((alert) => alert.name)).size;
   document.title = `${count ? `(${count}) ` : ""}${doc.run} · step ${whole(doc.step)} · moe-telemetry`;
   const rate = doc.curves.tokens_per_second.at(-1);
   drawPairs(byId("facts"), [
@@ -72,7 +73,8 @@ function noticeOf(doc, gone) {
   if (doc.state === "waiting") return ["note", "The run has exported nothing yet; its first snapshot will appear here."];
   if (doc.state === "late") {
     const usual = doc.usual_gap_seconds === null ? "" : ` They usually come every ${duration(doc.usual_gap_seconds)}.`;
-    return ["late", `No new snapshot for ${duration(doc.age_seconds)}.${usual} Training is slow, evaluates, or hangs.`];
+    // since when, not for how long: this is read aloud whenever it changes
+    return ["late", `No new snapshot since ${clock(doc.time)}.${usual} Training is slow, evaluates, or hangs.`];
   }
   if (!doc.leads) {
     return ["note", "This is not the job's first endpoint: its /metrics has this node's share of the counters and no gauges. This page shows the whole job."];
