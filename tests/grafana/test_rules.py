@@ -189,3 +189,27 @@ def test_the_runbook_speaks_of_alerts_and_metrics_that_exist() -> None:
     assert set(re.findall(r"^## (\w+)$", RUNBOOK, re.MULTILINE)) == NAMES
     assert set(re.findall(r"\bMoe[A-Z]\w+", RUNBOOK)) == NAMES
     assert _metrics_in(RUNBOOK) - METRICS.keys() == set()
+
+
+QUERIES = [
+    query for query in re.findall(r"`([^`]+)`", RUNBOOK) if re.match(r"(\w+ by|rate|increase|max|sum)\b.*\(moe_", query)
+]
+
+
+@pytest.mark.stack
+def test_the_queries_of_the_runbook_are_promql(tmp_path: Path) -> None:
+    assert len(QUERIES) >= 6
+    rules = [{"record": f"runbook:query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "runbook", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", [RUNBOOK, *(path.read_text() for path in RULE_FILES)], ids=["runbook", *(path.name for path in RULE_FILES)]
+)
+def test_layers_of_one_number_in_two_blocks_are_never_one(text: str) -> None:
+    assert [
+        labels for labels in re.findall(r"by \(([^)]*)\)", text) if "layer" in labels and "block" not in labels
+    ] == []
