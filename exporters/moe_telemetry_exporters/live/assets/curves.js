@@ -58,7 +58,8 @@ function axisText(format, value, range) {
   const places = (scale) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(range * scale)) + 1));
   if (format === share) return `${(100 * value).toFixed(places(100))} %`;
   if (format === compact && value >= 10000) return compact(value);
-  return Number.isInteger(value) ? whole(value) : value.toFixed(places(1));
+  const shown = Number.isInteger(value) ? 0 : places(1);
+  return value.toLocaleString("en-US", { minimumFractionDigits: shown, maximumFractionDigits: shown });
 }
 
 function curve(doc, name, title, format) {
