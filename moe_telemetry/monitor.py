@@ -121,6 +121,9 @@ class Monitor:
         _open_monitors.add(self)
         if exporters:
             _exporting_monitors.add(self)
+            # the last to register is the first to run: before what stops the libraries that exporters use
+            atexit.unregister(_close_open_monitors)
+            atexit.register(_close_open_monitors)
 
     @property
     def _taps(self) -> Mapping[RouterKey, Tap]:

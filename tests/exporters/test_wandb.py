@@ -180,10 +180,50 @@ def test_a_snapshot_after_the_run_is_finished_is_an_error_that_says_what_to_do(r
     exporter = WandbExporter()
     exporter.export(make_snapshot())
     run.finish()
-    with pytest.raises(ExporterError, match=r"is finished .* close the monitor before wandb.finish\(\)"):
+    with pytest.raises(ExporterError, match=r"is finished.* close the monitor before wandb.finish\(\)"):
         exporter.export(make_snapshot(step=20))
     exporter.close()
     assert wandb.run is None
+
+
+def test_snapshots_that_waited_for_a_run_that_is_finished_are_told(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = WandbExporter(heatmap_every=0)
+    for step in (10, 20, 30):  # the first joins the row of the loop, which is open until it logs again
+        exporter.export(make_snapshot(step=step))
+    run.finish()
+    with pytest.raises(ExporterError, match="lost, 3 in number"):
+        exporter.export(make_snapshot(step=40))
+    second = wandb.init(dir=tmp_path / "second", settings=wandb.Settings(console="off"))
+    for step in (50, 60):
+        exporter.export(make_snapshot(step=step))
+    second.finish()
+    third = wandb.init(dir=tmp_path / "third", settings=wandb.Settings(console="off"))
+    exporter.export(make_snapshot(step=70))
+    exporter.close()
+    third.finish()
+    assert [message for message in caplog.messages if "lost, 1 in number" in message and second.id in message]
+    assert [row[STEP] for row in read_run(tmp_path / "third").rows] == [70]
+
+
+def test_a_run_that_stands_beside_others_is_used_and_left_to_the_program(tmp_path: Path) -> None:
+    settings = wandb.Settings(console="off", x_disable_stats=True)
+    beside = wandb.init(dir=tmp_path, settings=settings, reinit="create_new")
+    assert wandb.run is None
+    exporter = WandbExporter(dir=tmp_path / "unused", heatmap_every=0)
+    for step in range(1, 5):
+        beside.log({"loss": step})
+        exporter.export(make_snapshot(step=step))
+    exporter.close()
+    beside.log({"loss": 5})
+    exporter.export(make_snapshot(step=5))
+    beside.finish()
+    with pytest.raises(ExporterError, match="is finished"):
+        exporter.export(make_snapshot(step=6))
+    found = read_run(tmp_path)
+    assert [row["loss"] for row in found.rows_with("loss")] == [1, 2, 3, 4, 5]
+    assert [row[STEP] for row in found.rows_with(STEP)] == [1, 2, 3, 4, 5]
 
 
 def test_the_next_run_of_a_sweep_is_followed(run: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ training loop logs with. `moe-telemetry wandb-workspace` makes a workspace of th
 from __future__ import annotations
 
 import io
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from moe_telemetry_exporters.wandb.summary import WORST, RunSummary
 
 __all__ = ["WandbExporter"]
 
+_logger = logging.getLogger("moe_telemetry")
 _MODES = (None, "online", "offline", "shared", "disabled")
 _CONFIG_KEY = "moe_telemetry"
 _RETRY_SECONDS = 60.0
@@ -65,6 +67,7 @@ class WandbExporter:
 
     _run: Any = field(init=False, default=None, repr=False)
     _is_own: bool = field(init=False, default=False, repr=False)
+    _is_listed: bool = field(init=False, default=True, repr=False)
     _rows: Rows | None = field(init=False, default=None, repr=False)
     _summary: RunSummary = field(init=False, default_factory=lambda: RunSummary({}), repr=False)
     _alert_log: AlertLog = field(init=False, default_factory=AlertLog, repr=False)
@@ -97,8 +100,8 @@ class WandbExporter:
 
     def close(self) -> None:
         """Log what is held back, and finish the run if it was started here."""
-        known, rows, is_own, run = self._run, self._rows, self._is_own, wandb.run
-        self._run, self._rows, self._is_own, self._num_exports = None, None, False, 0
+        known, rows, is_own, run = self._run, self._rows, self._is_own, self._current
+        self._run, self._rows, self._is_own, self._is_listed, self._num_exports = None, None, False, True, 0
         if run is None or run is not known:
             return  # somebody else has finished it, and with it all that was logged
         if rows is not None:
@@ -106,19 +109,36 @@ class WandbExporter:
         if is_own:
             run.finish()
 
+    @property
+    def _current(self) -> Any:  # noqa: ANN401  # a wandb.Run, or None
+        """The run there is; `wandb.run` knows none that a program has made with `reinit="create_new"`."""
+        if self._is_listed:
+            return wandb.run
+        # W&B has no public word for it, and would let us wait half a minute for a run that is finished
+        return None if getattr(self._run, "_is_finished", False) else self._run
+
     def _attached(self, snapshot: Snapshot) -> Rows | None:
         """Return the rows of the run to log to; None of a run that is disabled."""
-        run = wandb.run
+        run = self._current
         if run is None and self._run is not None:
-            raise ExporterError(
-                f"the W&B run {self._run.id!r} is finished and this snapshot not logged: "
-                "close the monitor before wandb.finish()"
-            )
+            raise ExporterError(self._lost(1 + self._num_waiting()))
         if run is None:
-            run, self._is_own = self._start_run(snapshot), True
+            run = self._start_run(snapshot)
+            # W&B has not started one where it knows of another, which is then the program's
+            self._is_own = self._is_listed = wandb.run is run
         if run is not self._run:
             self._attach(run, snapshot)
         return self._rows
+
+    def _num_waiting(self) -> int:
+        """Return how many rows wait for a run that is finished, and let go of them."""
+        return 0 if self._rows is None else self._rows.forget()
+
+    def _lost(self, num_lost: int) -> str:
+        return (
+            f"the W&B run {self._run.id!r} is finished, and snapshots for it are lost, {num_lost} in number: "
+            "close the monitor before wandb.finish()"
+        )
 
     def _start_run(self, snapshot: Snapshot) -> Any:  # noqa: ANN401  # a wandb.Run
         if (seconds := self._retry_at - time.monotonic()) > 0:
@@ -138,6 +158,8 @@ class WandbExporter:
             raise
 
     def _attach(self, run: Any, snapshot: Snapshot) -> None:  # noqa: ANN401  # a wandb.Run
+        if (num_lost := self._num_waiting()) > 0:
+            _logger.warning("moe_telemetry: %s", self._lost(num_lost))
         self._run, self._rows = run, None
         if run.disabled:
             return

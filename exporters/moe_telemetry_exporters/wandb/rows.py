@@ -51,6 +51,12 @@ class Rows:
         while self._held:
             self._put(self._held.popleft()[1])
 
+    def forget(self) -> int:
+        """Drop all that is held back, and return how much it was: the run is finished."""
+        num_held = len(self._held)
+        self._held.clear()
+        return num_held
+
     def _others_log(self) -> bool:
         """Tell whether somebody else has logged to a run that we had for ourselves."""
         return self._step_when_alone is not None and self._step() != self._step_when_alone
