@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from moe_telemetry import ConfigError, Snapshot
 from moe_telemetry.charts import FIRST_LOOK
@@ -52,6 +55,21 @@ def test_a_layer_has_its_statistics_at_their_step_and_time(tmp_path: Path) -> No
         (event,) = _read(tmp_path).Scalars(f"{MAX_VIOLATION}/{key}")
         assert event.value == pytest.approx(stats.max_violation)
         assert (event.step, event.wall_time) == (30, snapshot.time)
+
+
+def test_beside_another_writer_telemetry_has_a_folder_of_its_own_and_hides_no_point(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = EventFileWriter(str(tmp_path))
+    for step in range(100):
+        loop.add_event(Event(step=step, summary=Summary(value=[Summary.Value(tag="loss", simple_value=step)])))
+    loop.flush()
+    _write(tmp_path, make_snapshot(step=10), make_snapshot(step=20))
+    _write(tmp_path, make_snapshot(step=20), make_snapshot(step=30))
+    loop.close()
+    assert _steps(tmp_path, "loss") == [*range(100)]
+    assert _steps(tmp_path / "moe") == [10, 20, 30]
+    assert f"those of telemetry go to {tmp_path / 'moe'}" in caplog.text
 
 
 def test_the_job_has_mean_max_min_and_p90_over_layers(tmp_path: Path) -> None:

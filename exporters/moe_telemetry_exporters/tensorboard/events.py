@@ -6,7 +6,9 @@ write begins another, to which readers go on.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -17,10 +19,26 @@ from tensorboard.compat import tf
 from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-__all__ = ["EventFiles"]
+__all__ = ["EventFiles", "folder_of_our_own"]
 
+_logger = logging.getLogger("moe_telemetry")
+_OURS = re.compile(r"\.moe\d{6}$")
 _VERSION = "brain.Event:2"
 _NUMBERS = count()
+
+
+def folder_of_our_own(folder: str) -> str:
+    """Return the folder, or one in it where another writer writes there.
+
+    TensorBoard reads one writer a folder: what the other writes meanwhile is not shown, and our beginning
+    would take away what it has written.
+    """
+    names = tf.io.gfile.glob(os.path.join(folder, "*tfevents*"))  # noqa: PTH118  # may be an address, as gs://...
+    if all(_OURS.search(name) for name in names):
+        return folder
+    inside = os.path.join(folder, "moe")  # noqa: PTH118  # the same
+    _logger.warning("moe_telemetry: another writer's events are in %s, so those of telemetry go to %s", folder, inside)
+    return inside
 
 
 class EventFiles:

@@ -19,7 +19,7 @@ from moe_telemetry.snapshot import Snapshot
 from moe_telemetry_exporters.heatmap import heatmaps
 from moe_telemetry_exporters.scalars import scalars
 from moe_telemetry_exporters.settings import check_types
-from moe_telemetry_exporters.tensorboard.events import EventFiles
+from moe_telemetry_exporters.tensorboard.events import EventFiles, folder_of_our_own
 from moe_telemetry_exporters.tensorboard.layout import layout_summary
 
 __all__ = ["TensorBoardExporter"]
@@ -27,7 +27,7 @@ __all__ = ["TensorBoardExporter"]
 
 @dataclass(eq=False)
 class TensorBoardExporter:
-    """Writes event files to a folder that no other writer uses at the same time.
+    """Writes event files to a folder of its own; where another writer uses it, to the folder `moe` in it.
 
     A snapshot is in the file when `export` returns: it outlives the process from then on, the one that shows what
     went wrong too. Training that goes on in the same folder replaces what the run before wrote at the same and
@@ -35,7 +35,7 @@ class TensorBoardExporter:
     """
 
     logdir: str | os.PathLike[str] = "runs/moe"
-    """Folder of the event files; TensorBoard shows it as one run."""
+    """Folder of the event files, which TensorBoard shows as one run."""
     _: KW_ONLY
     resume_step: int | None = None
     """Drop what earlier runs wrote from this step on; None takes the step of the first snapshot."""
@@ -68,7 +68,7 @@ class TensorBoardExporter:
 
     def _opened(self) -> EventFiles:
         if self._files is None:
-            self._files = EventFiles(os.fspath(self.logdir))
+            self._files = EventFiles(folder_of_our_own(os.fspath(self.logdir)))
             self._num_exports = 0
         return self._files
 
