@@ -88,6 +88,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         (folder / "stop").touch()
         exit_code = ranks.wait(90)
         server.wait_for('sum(moe_telemetry_run_finished{job!="endpoint"})', 4)
+        # an endpoint that is gone is forgotten at the next scrape
+        server.wait_for('count(absent(moe_telemetry_run_finished{job="endpoint"}))', 1)
         finished = server.query("max_over_time(moe_telemetry_run_finished[5m])", "job", "instance")
         left = server.query("moe_telemetry_run_finished", "job", "instance")
     counts = sum(
