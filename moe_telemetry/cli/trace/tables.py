@@ -17,25 +17,35 @@ from moe_telemetry.trace.manifest import TracedRouter
 __all__ = ["concentration_table", "drift_table", "inventory_table", "predictability_table"]
 
 _NUM_HOT = 3
+_OF_CONCENTRATION = (
+    "even: what as many experts of a balanced router take, N / E. x: top over even. stay: of a step's hottest "
+    "experts, the share that is among the hottest of the next captured step."
+)
+_OF_PREDICTABILITY = (
+    "recall: choices that were predicted for their own token; chance: K / E. cosine, rank (Spearman), hot (the "
+    "hottest experts in common): predicted against actual load. before: the same for the load of the step before."
+)
 
 
 def concentration_table(result: Concentration) -> RenderableType:
     """Return a table a stage that has a token, with a line a router."""
     stages = groupby(result.layers, lambda layer: layer.stage)
     tables = [(stage, list(layers)) for stage, layers in stages]
-    return Group(*(_concentration(*each) for each in tables if any(layer.tokens for layer in each[1])))
+    shown = [_concentration(*each) for each in tables if any(layer.tokens for layer in each[1])]
+    return Group(*shown, Text(_OF_CONCENTRATION, style="dim"))
 
 
 def predictability_table(result: Predictability) -> RenderableType:
     """Return a table a stage that has a token, with a line a router that has one before it."""
     stages = groupby(result.pairs, lambda pair: pair.stage)
     tables = [(stage, list(pairs)) for stage, pairs in stages]
-    return Group(*(_predictability(*each) for each in tables if any(pair.tokens for pair in each[1])))
+    shown = [_predictability(*each) for each in tables if any(pair.tokens for pair in each[1])]
+    return Group(*shown, Text(_OF_PREDICTABILITY, style="dim"))
 
 
 def drift_table(result: Drift) -> RenderableType:
     """Return a table with a line a router."""
-    table = _table("drift", ("layer", "stage", "total variation", "JS divergence (bits)", "hot in both"))
+    table = _table(("layer", "stage", "total variation", "JS divergence (bits)", "hot in both"))
     for layer in result.layers:
         distances = (layer.total_variation, layer.jensen_shannon, layer.hot_overlap)
         _add(table, (str(layer.router), layer.stage, *map(_ratio, distances)))
@@ -52,10 +62,10 @@ def inventory_table(found: Inventory) -> RenderableType:
     return table
 
 
-def _concentration(stage: str, layers: Sequence[LayerConcentration]) -> Table:
+def _concentration(stage: str, layers: Sequence[LayerConcentration]) -> Group:
     tops = _one_or_many(layer.top for layer in layers)
     title = f"stage {stage}: what the {tops} hottest experts take, and how many stay hot from step to step"
-    table = _table(title, ("layer", "tokens", "in use", f"top {tops}", "even", "x", "stay"))
+    table = _table(("layer", "tokens", "in use", f"top {tops}", "even", "x", "stay"))
     table.add_column("hottest")  # the only column that wraps: no number is cut off
     for layer in layers:
         _add(
@@ -74,13 +84,14 @@ def _concentration(stage: str, layers: Sequence[LayerConcentration]) -> Table:
     lost = [(sum(layer.unmade for layer in layers), "not made"), (sum(layer.invalid for layer in layers), "invalid")]
     if words := [f"{count:,} {what}" for count, what in lost if count]:
         table.caption = f"choices left out: {', '.join(words)}"
-    return table
+    return Group(Text(title), table)
 
 
-def _predictability(stage: str, pairs: Sequence[PairPredictability]) -> Table:
+def _predictability(stage: str, pairs: Sequence[PairPredictability]) -> Group:
     names = ("layer", "recall", "chance", "cosine", "before", "rank", "before", "hot", "before")
-    table = _table(f"stage {stage}: predicted from one layer earlier, and by the step before", names)
-    table.caption = f"{max(pair.tokens for pair in pairs):,} tokens"
+    tokens = max(pair.tokens for pair in pairs)
+    title = f"stage {stage}, {tokens:,} tokens: predicted from one layer earlier, and by the step before"
+    table = _table(names)
     for pair in pairs:
         alike = [
             _ratio(value)
@@ -88,7 +99,7 @@ def _predictability(stage: str, pairs: Sequence[PairPredictability]) -> Table:
             for value in (getattr(pair.prediction, name), getattr(pair.last_step, name))
         ]
         _add(table, (str(pair.router), _percent(pair.recall), _percent(pair.chance_recall), *alike))
-    return table
+    return Group(Text(title), table)
 
 
 def _inventory_lines(found: Inventory) -> Iterable[tuple[str, str]]:
@@ -96,7 +107,10 @@ def _inventory_lines(found: Inventory) -> Iterable[tuple[str, str]]:
     yield "routers", f"{len(found.routers)}: {_routers(found.routers)}"
     yield "steps", f"{found.num_steps:,}: {found.first_step} to {found.last_step}; stages {', '.join(found.stages)}"
     copies = f", {len(found.copies)} with the tokens of others (not counted)" if found.copies else ""
-    yield "ranks", f"{len(found.ranks)} of {found.world_size}{copies}; {found.num_parts} parts"
+    yield (
+        "ranks",
+        f"{len(found.ranks)} of {found.world_size}{copies}; {found.num_parts} {'part' if found.num_parts == 1 else 'parts'}",
+    )
     yield "calls", f"{found.num_calls:,}, {found.token_layers:,} tokens x layers, {found.choices:,} choices"
     rate = "-" if found.bytes_per_token_layer is None else f"{found.bytes_per_token_layer:.2f}"
     yield "routes", f"{found.route_bytes:,} bytes, {rate} a token and layer"
@@ -120,15 +134,8 @@ def _routers(routers: Sequence[TracedRouter]) -> str:
     return "; ".join(words)
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
-    table = Table(
-        title=Text(title),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+def _table(names: Sequence[str]) -> Table:
+    table = Table(caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     return table
