@@ -23,14 +23,17 @@ from moe_telemetry.plugins import resolve_exporter
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.prometheus.text import TextRenderer
 
-EXPORTERS = ("prometheus", "tensorboard", "jsonl")
+EXPORTERS = ("prometheus", "textfile", "otel", "wandb", "tensorboard", "jsonl")
 
 
 def hand_over_ms(*, per_expert: bool, rounds: int) -> float:
-    """Return the training thread's milliseconds for one export to all sinks."""
+    """Return the training thread's milliseconds for one export to all sinks; nobody listens to `otel`."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MOE_TELEMETRY_PROMETHEUS_PORT"] = "0"
         os.environ["MOE_TELEMETRY_TENSORBOARD_LOGDIR"] = folder
+        os.environ["MOE_TELEMETRY_TEXTFILE_DIRECTORY"] = folder
+        os.environ["MOE_TELEMETRY_WANDB_DIR"] = folder
+        os.environ["MOE_TELEMETRY_WANDB_MODE"] = "offline"
         os.environ["MOE_TELEMETRY_JSONL_PATH"] = f"{folder}/log.jsonl"
         delivery = Delivery([resolve_exporter(name) for name in EXPORTERS])
         times = []
