@@ -107,10 +107,8 @@ def _inventory_lines(found: Inventory) -> Iterable[tuple[str, str]]:
     yield "routers", f"{len(found.routers)}: {_routers(found.routers)}"
     yield "steps", f"{found.num_steps:,}: {found.first_step} to {found.last_step}; stages {', '.join(found.stages)}"
     copies = f", {len(found.copies)} with the tokens of others (not counted)" if found.copies else ""
-    yield (
-        "ranks",
-        f"{len(found.ranks)} of {found.world_size}{copies}; {found.num_parts} {'part' if found.num_parts == 1 else 'parts'}",
-    )
+    parts = "1 part" if found.num_parts == 1 else f"{found.num_parts} parts"
+    yield "ranks", f"{len(found.ranks)} of {found.world_size}{copies}; {parts}"
     yield "calls", f"{found.num_calls:,}, {found.token_layers:,} tokens x layers, {found.choices:,} choices"
     rate = "-" if found.bytes_per_token_layer is None else f"{found.bytes_per_token_layer:.2f}"
     yield "routes", f"{found.route_bytes:,} bytes, {rate} a token and layer"
