@@ -130,11 +130,7 @@ class RouterCapture:
         valid_T = None if valid is None else fit_mask(valid, num_tokens, strict=strict)
         batch_size = _batch_size(choices, valid, self.step.mask)
         microbatch, num_kept = self._number_call(num_tokens)
-        tensors = {"ids": narrow_ids(rows[:num_kept], self.site.num_experts, self.site.top_k)}
-        if valid_T is not None:
-            tensors["valid"] = valid_T[:num_kept]
-        if rows.dtype == torch.bool:
-            tensors["excess"] = (rows[:num_kept].sum(-1) - tensors["ids"].shape[1]).clamp(min=0).sum()
+        tensors = self._choice(rows[:num_kept], valid_T)
         tensors |= self._extras(rows, valid_T, scores, hidden, num_kept, batch_size)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         if not self.step.budget.take(num_bytes):
@@ -161,6 +157,15 @@ class RouterCapture:
             arrival=arrival,
         )
         self.step.calls.append(call)
+
+    def _choice(self, rows: Tensor, valid_T: Tensor | None) -> dict[str, Tensor]:
+        """Return the ids of rows that are kept, their validity, and how many choices of a map are beyond K."""
+        tensors = {"ids": narrow_ids(rows, self.site.num_experts, self.site.top_k)}
+        if valid_T is not None:
+            tensors["valid"] = valid_T[: len(rows)]
+        if rows.dtype == torch.bool:
+            tensors["excess"] = (rows.sum(-1) - tensors["ids"].shape[1]).clamp(min=0).sum()
+        return tensors
 
     def _drop(self) -> None:
         self.step.calls_behind += 1

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fcntl import ioctl
@@ -30,25 +29,10 @@ from moe_telemetry.cli.watch.view import Frame
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.live import LiveView
 from moe_telemetry_exporters.prometheus import PrometheusExporter
+from tests.cli.endpoints import address_of, as_of_now
 
 ODD = '[red]a"b\x1b[2J{e}</script>,é'
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-@pytest.fixture
-def exporter() -> Iterator[PrometheusExporter]:
-    exporter = PrometheusExporter(port=0)
-    exporter.start()
-    yield exporter
-    exporter.close()
-
-
-def _now(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, time=time.time())
-
-
-def _address(exporter: PrometheusExporter) -> str:
-    return str(exporter.url).split("/")[2]
 
 
 def _misaligned(snapshot: Snapshot) -> Snapshot:
@@ -68,27 +52,27 @@ def _misaligned(snapshot: Snapshot) -> Snapshot:
 def test_any_form_of_the_address_is_understood(
     exporter: PrometheusExporter, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter.export(_now(make_snapshot()))
-    assert main(["watch", form.format(_address(exporter)), "--once"]) == 0
+    exporter.export(as_of_now(make_snapshot()))
+    assert main(["watch", form.format(address_of(exporter)), "--once"]) == 0
     assert capsys.readouterr().out.startswith("run-1  live  step 10")
 
 
 def test_a_frame_has_every_layer_with_the_numbers_of_the_snapshot(
     exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter.export(_now(make_snapshot(num_layers=61, replayed=True)))
-    assert main(["watch", _address(exporter), "--once"]) == 0
+    exporter.export(as_of_now(make_snapshot(num_layers=61, replayed=True)))
+    assert main(["watch", address_of(exporter), "--once"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(" decoder.")]
     assert [row[0] for row in rows] == [f"decoder.{layer}" for layer in range(61)]
-    document = Source(_address(exporter)).fetch()
+    document = Source(address_of(exporter)).fetch()
     assert [row[2].lstrip("!") for row in rows] == [f"{layer['max_violation']:.2f}" for layer in document["layers"]]
 
 
 def test_alerts_come_first_one_line_a_rule_with_the_worst_layer(
     exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter.export(_now(_misaligned(make_snapshot(replayed=True))))
-    main(["watch", _address(exporter), "--once"])
+    exporter.export(as_of_now(_misaligned(make_snapshot(replayed=True))))
+    main(["watch", address_of(exporter), "--once"])
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(line.strip() for line in lines[2:6])
     assert re.search(r"critical  MoeReplayZeroOverlapHigh \(pending, \d+ s of 2 min\)  50\.0% of the", text)
@@ -99,14 +83,14 @@ def test_alerts_come_first_one_line_a_rule_with_the_worst_layer(
 
 
 def test_a_layer_and_a_stage_can_be_chosen(exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]) -> None:
-    exporter.export(_now(make_snapshot(stages=("train", "eval"))))
-    main(["watch", _address(exporter), "--json", "--stage", "eval", "--layer", "decoder.2"])
+    exporter.export(as_of_now(make_snapshot(stages=("train", "eval"))))
+    main(["watch", address_of(exporter), "--json", "--stage", "eval", "--layer", "decoder.2"])
     document = json.loads(capsys.readouterr().out)
     assert (document["stage"], document["curves"]["layer"]) == ("eval", "decoder.2")
 
 
 def test_before_the_first_snapshot_it_says_so(exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", _address(exporter), "--once"]) == 0
+    assert main(["watch", address_of(exporter), "--once"]) == 0
     assert "the run has exported nothing yet" in capsys.readouterr().out
 
 
@@ -126,8 +110,8 @@ def test_no_line_of_a_screen_is_wider_than_the_terminal(columns: int, experts: i
 def test_text_of_the_user_is_neither_markup_nor_a_command_to_the_terminal(
     exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter.export(_now(make_snapshot(run=ODD, stages=("train", ODD))))
-    main(["watch", _address(exporter), "--once"])
+    exporter.export(as_of_now(make_snapshot(run=ODD, stages=("train", ODD))))
+    main(["watch", address_of(exporter), "--once"])
     printed = capsys.readouterr().out
     assert "[red]a" in printed
     assert "\x1b" not in printed
@@ -182,9 +166,9 @@ def _text_of(view: LiveView, *, columns: int, lines: int = 40, **options: Any) -
 
 def test_a_terminal_without_unicode_gets_plain_characters(exporter: PrometheusExporter) -> None:
     for step in (10, 20):
-        exporter.export(_now(make_snapshot(step=step, seed=step, run="é漢")))
+        exporter.export(as_of_now(make_snapshot(step=step, seed=step, run="é漢")))
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "moe_telemetry.cli", "watch", "--once", _address(exporter)]
+    command = [sys.executable, "-m", "moe_telemetry.cli", "watch", "--once", address_of(exporter)]
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     printed = done.stdout.decode("ascii")
@@ -227,20 +211,20 @@ class _Output:
 def test_a_file_gets_a_frame_for_every_new_snapshot_and_a_pause_of_the_endpoint_is_survived(
     exporter: PrometheusExporter,
 ) -> None:
-    exporter.export(_now(make_snapshot(step=10)))
-    address = _address(exporter)
+    exporter.export(as_of_now(make_snapshot(step=10)))
+    address = address_of(exporter)
     program = _watch(address, stdout=subprocess.PIPE)
     assert program.stdout is not None
     output = _Output(program.stdout.fileno())
     try:
         assert "\x1b" not in output.until("step 10[^Z]*decoder.2.*\n")
-        exporter.export(_now(make_snapshot(step=20)))
+        exporter.export(as_of_now(make_snapshot(step=20)))
         output.until("step 20[^Z]*decoder.2.*\n")
         exporter.close()
         output.until(r"gone  step 20[^Z]*since \d\d:\d\d:\d\d: no endpoint at")
         again = PrometheusExporter(port=int(address.split(":")[1]))
         again.start()
-        again.export(_now(make_snapshot(step=30)))
+        again.export(as_of_now(make_snapshot(step=30)))
         output.until("live  step 30[^Z]*decoder.2.*\n")
         again.close()
         program.send_signal(signal.SIGINT)
@@ -252,13 +236,13 @@ def test_a_file_gets_a_frame_for_every_new_snapshot_and_a_pause_of_the_endpoint_
 
 
 def test_a_reader_that_has_seen_enough_ends_the_watch_without_an_error(exporter: PrometheusExporter) -> None:
-    exporter.export(_now(make_snapshot(step=10)))
-    program = _watch(_address(exporter), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    exporter.export(as_of_now(make_snapshot(step=10)))
+    program = _watch(address_of(exporter), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert program.stdout is not None
     try:
         program.stdout.readline()
         program.stdout.close()
-        exporter.export(_now(make_snapshot(step=20)))
+        exporter.export(as_of_now(make_snapshot(step=20)))
         assert program.stderr is not None
         assert program.stderr.read() == b""
         assert program.wait(30) == 0
@@ -272,20 +256,20 @@ def test_a_reader_that_has_seen_enough_ends_the_watch_without_an_error(exporter:
 def test_a_terminal_shows_a_screen_that_renews_itself_and_leaves_the_last_frame(
     exporter: PrometheusExporter, columns: int, lines: int
 ) -> None:
-    exporter.export(_now(make_snapshot(step=10, num_layers=12, num_experts=64)))
+    exporter.export(as_of_now(make_snapshot(step=10, num_layers=12, num_experts=64)))
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     environment.pop("COLUMNS", None)
     environment.pop("LINES", None)
-    program = _watch(_address(exporter), stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    program = _watch(address_of(exporter), stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     output = _Output(ours)
     try:
         first = output.until("step 10[^Z]*more layers|step 10[^Z]*decoder.11")
         assert "\x1b[?1049h" in first
         assert "▀" in first or lines == 24
-        exporter.export(_now(make_snapshot(step=20, num_layers=12, num_experts=64)))
+        exporter.export(as_of_now(make_snapshot(step=20, num_layers=12, num_experts=64)))
         screen = output.until("step 20[^Z]*more layers|step 20[^Z]*decoder.11")
         # where the cursor is sent to the top, a new screen begins
         screen = CODES.sub("", re.sub(r"\x1b\[[0-9;]*H", "\n", screen))
@@ -302,12 +286,12 @@ def test_a_terminal_shows_a_screen_that_renews_itself_and_leaves_the_last_frame(
 
 
 def test_watching_needs_no_torch(exporter: PrometheusExporter) -> None:
-    exporter.export(_now(make_snapshot()))
+    exporter.export(as_of_now(make_snapshot()))
     program = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
         "from moe_telemetry.cli import main\n"
-        f"sys.exit(main(['watch', '{_address(exporter)}', '--once']))"
+        f"sys.exit(main(['watch', '{address_of(exporter)}', '--once']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

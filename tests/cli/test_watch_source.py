@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import trustme
 
-from moe_telemetry import Snapshot
 from moe_telemetry.cli import main
 from moe_telemetry.cli.watch.source import Source
 from moe_telemetry.errors import TelemetryError
 from moe_telemetry.testing import make_snapshot
 from moe_telemetry_exporters.prometheus import PrometheusExporter
-
-
-@pytest.fixture
-def exporter() -> Iterator[PrometheusExporter]:
-    exporter = PrometheusExporter(port=0)
-    exporter.start()
-    yield exporter
-    exporter.close()
-
-
-def _now(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, time=time.time())
-
-
-def _address(exporter: PrometheusExporter) -> str:
-    return str(exporter.url).split("/")[2]
+from tests.cli.endpoints import address_of, as_of_now
 
 
 @pytest.mark.parametrize("arguments", [[], ["--once"], ["--json"]])
@@ -162,7 +144,7 @@ def test_an_endpoint_that_has_moved_to_another_host_does_not_get_the_password() 
 def test_an_endpoint_without_tls_is_told_apart_from_none(
     exporter: PrometheusExporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["watch", f"https://{_address(exporter)}"]) == 2
+    assert main(["watch", f"https://{address_of(exporter)}"]) == 2
     assert "it does not speak TLS; http:// instead" in capsys.readouterr().err
 
 
@@ -174,11 +156,11 @@ def test_a_certificate_that_is_not_trusted_is_explained_and_can_be_accepted(
     both = str(tmp_path / "both.pem")
     exporter = PrometheusExporter(port=0, certfile=both, keyfile=both)
     exporter.start()
-    exporter.export(_now(make_snapshot()))
+    exporter.export(as_of_now(make_snapshot()))
     try:
-        assert main(["watch", f"https://{_address(exporter)}", "--once"]) == 2
+        assert main(["watch", f"https://{address_of(exporter)}", "--once"]) == 2
         assert "--insecure goes on without a check" in capsys.readouterr().err
-        assert main(["watch", f"https://{_address(exporter)}", "--once", "--insecure"]) == 0
+        assert main(["watch", f"https://{address_of(exporter)}", "--once", "--insecure"]) == 0
         assert "run-1  live" in capsys.readouterr().out
     finally:
         exporter.close()

@@ -287,7 +287,8 @@ def test_what_does_not_fit_is_an_error(keywords: dict[str, Any], error: type[Exc
 @pytest.fixture(scope="module", params=[64, 8192])
 def model_routes(request: pytest.FixtureRequest) -> Tensor:
     """Return ids `[T, 5, 4]` that the routers of a tiny Qwen3-MoE choose for T tokens in B sequences."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=512,
